@@ -203,7 +203,7 @@ def _numbers(text: str) -> list[int]:
 def _positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number of seconds above 0")
     return value
 
 

@@ -206,7 +206,9 @@ class Calibrator:
             for level in plan.levels:
                 if self._clock() > deadline_s:
                     raise Busy(
-                        group.relative, doing="calibrating in", reason="it has taken twice as long as planned"
+                        group.relative,
+                        doing="calibrating in",
+                        reason="the calibration has taken twice as long as planned",
                     )
                 both[level] = self._at_level(plan, step.domain, group, level, stream, monitor)
                 if self._negligible(both, level, plan):

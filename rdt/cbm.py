@@ -21,7 +21,7 @@ class Cbm:
     def span(cls, first: int, ways: int) -> Self:
         """The mask of ``ways`` adjacent ways from way ``first`` upwards."""
         if first < 0 or ways < 0:
-            raise ValueError(f"no such ways: {ways} from way {first}")
+            raise ValueError(f"{ways} ways from way {first}: neither number may be negative")
         return cls(((1 << ways) - 1) << first)
 
     @classmethod

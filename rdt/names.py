@@ -37,7 +37,13 @@ class GroupRef:
                 or "\0" in name
                 or len(encoded) > _MAX_NAME_BYTES
             ):
-                raise Invalid("group", doing="naming a", value=name, reason="no group can have this name")
+                raise Invalid(
+                    "group",
+                    doing="naming a",
+                    value=name,
+                    reason=f"allowed: at most {_MAX_NAME_BYTES} bytes without /, newline and NUL, and none of "
+                    "resctrl's own names",
+                )
 
     @property
     def relative(self) -> str:
@@ -76,7 +82,10 @@ class Prefix:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", self.text):
             raise Invalid(
-                "prefix", doing="using the", value=self.text, reason="1 to 32 letters, digits, _ or -"
+                "prefix",
+                doing="using the",
+                value=self.text,
+                reason="allowed: 1 to 32 letters, digits, _ or -",
             )
 
     def name(self, key: str) -> str:

@@ -19,6 +19,6 @@ async def whole_body(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
     async for part in answer.content.iter_chunked(_PART):
         size += len(part)
         if size > most_bytes:
-            raise ValueError(f"the answer is longer than {most_bytes} bytes")
+            raise ValueError(f"the answer is longer than the allowed {most_bytes} bytes")
         parts.append(part)
     return b"".join(parts)

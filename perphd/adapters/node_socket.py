@@ -62,4 +62,4 @@ class NodeSocket:
                 return data
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
             text = str(exc) or type(exc).__name__
-            raise SocketError(f"perphd does not answer on {self.path}: {text}") from exc
+            raise SocketError(f"perphd gave no usable answer on {self.path}: {text}") from exc

@@ -29,7 +29,7 @@ PATIENCE: Final = 200
 """Number of samples after which a drop counts as not detected."""
 _NOTHING: Final = Channel(math.nan, ASSUMED_DELAY, NOISE_SD)
 _TOO_FEW_RISES: Final = Unavailable(
-    f"{TEST_SAMPLES} generated samples are too few to estimate such a low rate"
+    f"{TEST_SAMPLES} generated samples are too few to estimate so low a rate of false alarms"
 )
 TOO_OFTEN: Final = 3.0
 """Ratio of expected to accepted false alarms above which the self-test fails."""
@@ -39,7 +39,7 @@ def expected(memory: object, name: str, settings: PolicySettings, period_s: floa
     """Expected false alarms per day, from an LRA's own noise. ``memory``: the policy's memory."""
     memory = windowed.memory_within(memory_within(memory))
     if not isinstance(memory, PerphMemory):
-        return Unavailable("the policy has no such detector")
+        return Unavailable("the policy in use does not detect losses of performance")
     if memory.partitioned is not None and name in memory.partitioned.members:
         return expected_false_alarms(memory.partitioned.members[name].detector, settings, period_s)
     if name in memory.lras:

@@ -38,7 +38,7 @@ UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
 
 
-TOO_FEW_RISES = Unavailable("its noise was not observed for long enough")
+TOO_FEW_RISES = Unavailable("the noise of this signal was not observed for long enough")
 """Reason while a signal's false alarms cannot be estimated."""
 
 

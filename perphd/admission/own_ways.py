@@ -237,7 +237,7 @@ class _Tick:
             self._join(pair, "testing whether they still disturb each other", Action.SHRINK)
 
     def _join(self, pair: Pair, why: str, action: Action) -> None:
-        none = Unavailable("see the LRA's own decisions")
+        none = Unavailable("not evaluated for this change; see the LRA's own decisions")
         for name, _ in pair.layout.masks:
             if name in self.homes:
                 text = f"the whole cache of domain {pair.domain} again: {why}"

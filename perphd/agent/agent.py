@@ -231,7 +231,7 @@ class Agent:
         """The resource shaper: targets, workloads that make room, and reclaimable memory."""
         shaping = self._state.parts.shaping
         if shaping is None:
-            missing = Unavailable("this daemon has no resource shaper")
+            missing = Unavailable("this daemon was started without a resource shaper")
             return ShaperView("off", 0.0, missing, missing)
         return shaping.view()
 
@@ -264,7 +264,9 @@ class Agent:
     def _fitting(self) -> Fitting:
         fitting = self._state.parts.fitting
         if fitting is None:
-            raise ConfigError("request", "workload", "this daemon runs no searches for memory limits", "")
+            raise ConfigError(
+                "request", "workload", "this daemon was started without the search for memory limits", ""
+            )
         return fitting
 
     def suggestions(self) -> tuple[Suggestion, ...]:

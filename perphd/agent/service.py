@@ -98,7 +98,7 @@ class Service:
                 done = await agent.stop(restore=not self._keeps())
                 log.info("stopped; %s", done if done is not None else "settings in force are kept")
             if done is not None and done.failed:  # a nonzero status makes the unit's ExecStopPost= retry
-                raise PerphError(f"not everything was restored: {done}")
+                raise PerphError(f"not everything was restored: {done}; run perphd restore to try again")
 
     def _keeps(self) -> bool:
         """True if the settings in force must stay after this process has ended."""

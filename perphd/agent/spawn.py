@@ -151,7 +151,9 @@ def _wait(pid: int, deadline_s: float, stop: Event) -> int:
             os.waitpid(pid, 0)
             if stopped:
                 raise Stopped
-            raise TimeoutError(errno.ETIMEDOUT, f"it did not end within {deadline_s:g} s")
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"the program did not end within {deadline_s:g} s and was killed"
+            )
 
 
 def _memory_file(name: str) -> int:

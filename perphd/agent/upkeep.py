@@ -101,7 +101,7 @@ def protect_self() -> None:
     try:
         os.setpriority(os.PRIO_PROCESS, 0, OWN_NICE)
     except OSError as exc:
-        log.info("running at normal priority: %s", exc.strerror)
+        log.info("the CPU priority cannot be raised: %s; running at normal priority", exc.strerror)
 
 
 def give_back_memory() -> None:

@@ -61,7 +61,10 @@ class ElasticShares:
 def arrived(shares: ElasticShares, job: ElasticRequest) -> ElasticShares:
     """The shares after a submission. Raises ``ValueError`` for a job that can never fit."""
     if not 0 < job.core <= shares.capacity or job.elastic < 0:
-        raise ValueError(f"{job.name} needs a core of 1 to {shares.capacity} units, not {job.core}")
+        raise ValueError(
+            f"{job.name}: its core is {job.core} units (allowed: 1 to {shares.capacity}), "
+            f"its elastic part {job.elastic} (allowed: 0 or more)"
+        )
     job = replace(job, granted=0)
     if shares.serving and job.priority > shares.serving[-1].priority:
         if job.core <= shares.free + sum(each.granted for each in shares.serving):

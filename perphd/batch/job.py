@@ -96,9 +96,11 @@ class JobSpec:
             *(text for pair in self.environment for text in pair),
         )
         if not self.command or not self.command[0]:
-            raise ValueError("the command of a job is empty")
+            raise ValueError("the command of a job is empty; it must begin with a program")
         if any("\0" in text for text in texts):
-            raise ValueError("the texts of a job must not contain NUL")
+            raise ValueError(
+                "the command, name, folder, output and environment of a job must not contain NUL"
+            )
         if not self.name or len(self.name) > MAX_NAME or "\n" in self.name:
             raise ValueError(f"the name of a job must be one line of 1 to {MAX_NAME} characters")
         if not self.cpus > 0 or not self.memory_bytes > 0:
@@ -107,10 +109,10 @@ class JobSpec:
             raise ValueError(f"a job must be copper or silver, not {self.band}")
         if self.elastic is not None and not 1 <= self.elastic[0] <= self.elastic[1]:
             raise ValueError(
-                "an elastic job needs at least 1 worker, and its greatest number of workers must not be below its least"
+                "an elastic job needs a minimum of at least 1 worker, and a maximum that is not below the minimum"
             )
         if self.retries < 0:
-            raise ValueError("retries must not be negative")
+            raise ValueError(f"the number of retries is {self.retries}; it must not be negative")
         if any(not name or "=" in name for name, _ in self.environment):
             raise ValueError("the name of an environment variable must not be empty or contain =")
 

@@ -62,9 +62,11 @@ def forecast_of(
     ahead = _ahead(view, number)
     job = next((each for each in view.waiting if each.id == number), None)
     if job is None:
-        return Unavailable("it waits for other jobs")
+        return Unavailable("the job waits until other jobs have ended")
     if len(ahead) * LEAST_DRAWS > MOST_STARTS:
-        return Unavailable(f"{len(ahead)} jobs are before it")
+        return Unavailable(
+            f"{len(ahead)} jobs come first; at most {MOST_STARTS // LEAST_DRAWS} can be simulated"
+        )
     if not outlook(job).run_time_s.count:
         return Unavailable("no similar job has completed yet")
     starts, ends = _played(view, job, ahead, outlook)

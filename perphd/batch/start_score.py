@@ -45,7 +45,7 @@ _DECIMALS: Final = 9
 NOT_STATED: Final = "the candidate's use of it is not known"
 NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth, or calibrate"
 NO_DISK: Final = "perphd has not observed any traffic of this host's disks yet"
-NO_CACHE: Final = Unavailable("the choice among jobs does not count the cache")
+NO_CACHE: Final = Unavailable("the cache is not counted in the choice among jobs")
 
 
 @dataclass(frozen=True, slots=True)

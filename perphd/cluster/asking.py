@@ -64,7 +64,9 @@ def exact_quantity(value: object) -> Fraction:
     if isinstance(value, str) and len(value) <= _MOST_DIGITS:
         found = _QUANTITY.fullmatch(value)
     if found is None:
-        raise ExtenderError(f"{str(value)[:40]!r} is not a quantity")
+        raise ExtenderError(
+            f"{str(value)[:40]!r} is not a quantity (allowed: numbers such as 500m, 2 or 8Gi)"
+        )
     number, suffix = found[1], found[2] or ""
     result = Fraction(number) * (_SUFFIX[suffix] if suffix in _SUFFIX else Fraction(10) ** int(suffix[1:]))
     if result < 0:

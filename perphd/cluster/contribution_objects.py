@@ -75,7 +75,7 @@ def carried_name(node: str) -> str:
         ContributionRefused: no node can have this name.
     """
     if not _NODE.match(node):
-        raise ContributionRefused(f"no node can be called {node[:80]!r}")
+        raise ContributionRefused(f"{node[:80]!r} is not a valid name of a node")
     room = _MOST_NAME - len(SUFFIX)
     if len(node) > room:
         node = f"{node[: room - 9]}-{hashlib.sha256(node.encode()).hexdigest()[:8]}"
@@ -111,7 +111,7 @@ def listed(item: Any) -> ListedContributions:
     """
     found = _object(item).metadata
     if not any(each.kind == "Node" and each.name == found.name for each in found.owner_references):
-        raise ContributionRefused("its owner is not the Node of its name")
+        raise ContributionRefused(f"its owner must be the Node {found.name!r}")
     carried_name(found.name)
     named = found.annotations.get(APPLICATIONS, "").split(",", MOST_APPLICATIONS)
     # Each name counts once: a repeated name would take the places of other hosts.
@@ -135,7 +135,7 @@ def document_in(item: Any) -> Contribution:
     said = from_text(found.data[KEY].encode(errors="surrogatepass"))
     if said.contributor != carried_name(name):
         raise ContributionRefused(
-            f"it is of {said.contributor}: a ConfigMap counts only for the node of its name"
+            f"its contributor is {said.contributor}; it must be the node of the ConfigMap's name"
         )
     return said
 
@@ -161,4 +161,4 @@ def _object(item: Any) -> _Object:
     try:
         return msgspec.convert(item, _Object)
     except msgspec.ValidationError as exc:
-        raise ContributionRefused(f"it is no ConfigMap of a contribution: {exc}") from exc
+        raise ContributionRefused(f"it is not a ConfigMap with a contribution: {exc}") from exc

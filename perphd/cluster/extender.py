@@ -274,7 +274,7 @@ def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
         ExtenderError: it is not such a call.
     """
     if not isinstance(call, Mapping):
-        raise ExtenderError("the call is not an object")
+        raise ExtenderError("the preemption call is not a JSON object")
     asking_pod(call.get("Pod"))
     whole, meta = call.get("NodeNameToVictims"), call.get("NodeNameToMetaVictims")
     by_node = whole if isinstance(whole, Mapping) and whole else meta
@@ -299,7 +299,7 @@ def preempted(call: Any, is_copper: Callable[[str], bool]) -> dict[str, Any]:
 def _copper_uid(victim: Any, is_copper: Callable[[str], bool]) -> str | None:
     """The victim's UID if it is copper, by its own label or by ``is_copper``; else None."""
     if not isinstance(victim, Mapping):
-        raise ExtenderError("a victim is not an object")
+        raise ExtenderError("a victim in Pods is not an object")
     if "metadata" in victim:
         metadata = member(victim, "Pod.metadata")
         is_labelled = optional(metadata, "labels").get(BAND_LABEL) == QosBand.COPPER

@@ -42,7 +42,7 @@ from perphd.qos.ledger import Amounts, HostLedger
 
 NEGLIGIBLE_LOSS: Final = 0.01
 """Loss of an LRA below which a pod is acceptable in any state of the LRA."""
-_UNKNOWN_LOSS: Final = Unavailable("its undisturbed performance is not known")
+_UNKNOWN_LOSS: Final = Unavailable("the LRA's undisturbed performance is not known")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ HORIZON_S: Final = 3600.0
 SERIES: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
 WORKLOADS: Final = "workloads of this node"
 """Name under which the ledger holds the configured workloads' reservations."""
-_NO_SAMPLE: Final = Unavailable("it is not running")
-_NO_MODEL: Final = Unavailable("the model has not learned it yet")
+_NO_SAMPLE: Final = Unavailable("the workload is not running")
+_NO_MODEL: Final = Unavailable("the model has not learned this LRA yet")
 NO_FORECAST: Final = Unavailable("no forecast: [forecast] is off, or none was published yet")
 
 
@@ -445,7 +445,11 @@ def _sensitivity(snapshot: Snapshot, view: WorkloadView) -> tuple[tuple[UnitCost
 
     def loss(allocation: Allocation, around: ModelContext) -> Reading:
         after, _ = predicted_score(model, view.spec.objective, allocation, around)
-        return max(0.0, 1.0 - after / before) if before > 0 else Unavailable("it makes no progress now")
+        return (
+            max(0.0, 1.0 - after / before)
+            if before > 0
+            else Unavailable("the LRA makes no progress now, so a loss cannot be stated")
+        )
 
     more = replace(context, batch_demand_cores=min(context.batch_demand_cores + 1.0, context.total_cores))
     grant = now.cpu
@@ -459,12 +463,12 @@ def _sensitivity(snapshot: Snapshot, view: WorkloadView) -> tuple[tuple[UnitCost
     found["llc"] = (
         loss(replace(now, llc_ways=now.llc_ways - 1), context)
         if now.llc_ways
-        else Unavailable("it has no protected ways")
+        else Unavailable("the LRA has no protected cache ways")
     )
     found["mbw"] = (
         loss(replace(now, mbw_pct=steps[0]), context)
         if steps
-        else Unavailable("it has no protected bandwidth")
+        else Unavailable("batch's memory bandwidth is not limited")
     )
     found["memory"] = Unavailable("the model does not predict memory")
     return tuple(UnitCost(name, unit, found[name]) for name, unit in _UNITS), support

@@ -29,7 +29,7 @@ def profile_of(node: str, document: NodeDocument) -> NodeProfile:
     """The profile for the policies. Raises ExtenderError if the document lacks the node's size."""
     cpus, memory = document.capacity.cpus, document.capacity.memory_bytes
     if not available(cpus) or not available(memory) or min(cpus, memory) <= 0:
-        raise ExtenderError(f"the document of {node} has no capacity")
+        raise ExtenderError(f"the document of {node} must state a capacity of CPUs and memory, both above 0")
     forecast = {each.resource: each for each in document.forecast}
     used = (value_or(document.used.cpus, 0.0), value_or(document.used.memory_bytes, 0.0))
     cpu, ram = forecast.get("cpu"), forecast.get("memory")

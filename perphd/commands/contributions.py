@@ -50,8 +50,8 @@ def contribute(out: Out, folder: str) -> None:
     document = document_of(files, state_dir(out) / "forecast", target, time.time())
     if not document.statistics:
         raise PerphError(
-            f"{models}: no model has enough samples beside batch yet, and no forecast enough scores, so there is "
-            "nothing to contribute"
+            f"{models}: nothing to contribute yet: no model has enough samples taken while batch ran, and no forecast "
+            "has enough scores"
         )
     path = target.write(document)
     about = sorted({each.topic.application for each in document.statistics})
@@ -72,7 +72,7 @@ def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
 
     target = ContributionFolder(folder)
     if not Path(folder).is_dir():
-        raise PerphError(f"{folder}: there is no such folder")
+        raise PerphError(f"{folder}: there is no such folder; give the shared folder of contributions")
     if undo:
         said = f"{host} counts again" if target.reinstate(host) else f"{host} was not withdrawn"
         out.say({"host": host, "withdrawn": False}, said)
@@ -80,4 +80,7 @@ def withdraw(out: Out, folder: str, host: str, undo: bool) -> None:
     path = target.withdraw(host)
     if not target.has(host):
         out.warn([f"{folder} has no file of {host} now: check the name"])
-    out.say({"host": host, "withdrawn": True, "file": str(path)}, f"{host} is no longer used: {path}")
+    out.say(
+        {"host": host, "withdrawn": True, "file": str(path)},
+        f"{host}: its contribution is no longer used: {path}",
+    )

@@ -124,8 +124,8 @@ class _Counters:
 def _counters(fs: RealFs, cgroup: str) -> _Counters:
     from perphd.host.cgroup.hierarchy import discover
 
-    refaults: Reading = Unavailable("the group has no memory.stat")
-    stalled: Reading = Unavailable("the group has no io.pressure: that is a file of cgroup v2")
+    refaults: Reading = Unavailable("memory.stat of the group cannot be read")
+    stalled: Reading = Unavailable("io.pressure of the group cannot be read; only cgroup v2 has this file")
     for hierarchy in discover(fs).all():
         name = "workingset_refault_file" if hierarchy.version == 2 else "total_workingset_refault_file"
         with suppress(KernelError, ValueError):

@@ -372,7 +372,7 @@ def _numbers(text: str) -> list[int]:
         raise click.UsageError(f"{text!r} is neither a job's number nor a range such as 12-112")
     first, last = int(found[1]), int(found[2] or found[1])
     if not first <= last < first + MOST_NAMED:
-        raise click.UsageError(f"{text!r}: a range names 1 to {MOST_NAMED} jobs")
+        raise click.UsageError(f"{text!r}: a range must ascend and name at most {MOST_NAMED} jobs")
     return list(range(first, last + 1))
 
 
@@ -383,8 +383,10 @@ def _environment(given: tuple[str, ...]) -> dict[str, str]:
     for text in given:
         name, found, value = text.partition("=")
         if not name:
-            raise click.UsageError(f"--env {text!r} is not K=V")
+            raise click.UsageError(
+                f"--env {text!r} must be NAME=VALUE, or the NAME of a variable that is set here"
+            )
         if not found and name not in os.environ:
-            raise click.UsageError(f"--env {name}: it is not set here; give {name}=VALUE")
+            raise click.UsageError(f"--env {name}: the variable is not set here; give {name}=VALUE")
         kept[name] = value if found else os.environ[name]
     return kept

@@ -136,7 +136,7 @@ def reset(out: Out, name: str) -> None:
     Learning starts again with the next sample.
     """
     answer = out.client.send("DELETE", f"models/{_quoted(name)}")
-    out.say(answer, f"{name}: starts to learn again")
+    out.say(answer, f"{name}: the model was reset and learns from the beginning")
 
 
 def _read(file: str) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def _kinds(given: tuple[str, ...], workloads: tuple[WorkloadSpec, ...]) -> dict[
     kinds = dict(text.split("=", 1) for text in given if "=" in text)
     names = [spec.name for spec in workloads]
     if len(kinds) != len(given) or not set(kinds) <= set(names):
-        raise click.UsageError(f"--as must be NAME=ARCHETYPE; NAME is one of {', '.join(names)}")
+        raise click.UsageError(f"--as must be NAME=ARCHETYPE, each NAME once and one of {', '.join(names)}")
     return kinds
 
 

@@ -301,7 +301,7 @@ def headroom_of(
     if isinstance(outlook.peak, Unavailable):
         left = outlook.peak
     elif isinstance(capacity, Unavailable):
-        left = Unavailable(f"the host's capacity is {capacity.reason}; give --cores and --memory")
+        left = Unavailable(f"the host's capacity is not known ({capacity.reason}); give --cores and --memory")
     else:
         left = capacity - outlook.peak
     others = place.others.get(resource, Unavailable("unknown: no daemon answers"))

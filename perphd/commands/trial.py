@@ -88,7 +88,10 @@ def start(
 def stop(out: Out) -> None:
     """End the running trial and return to the earlier modes."""
     answer = out.client.send("DELETE", "trial", None)
-    out.say(answer, f"Trial {answer['record']['plan']['trial']} was stopped: perphctl trial report")
+    out.say(
+        answer,
+        f"Trial {answer['record']['plan']['trial']} was stopped; perphctl trial report shows its result",
+    )
 
 
 @command(trial)

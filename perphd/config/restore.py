@@ -57,7 +57,7 @@ def for_restore(
             guess = "" if known else "; this is a guess, use --state-dir to set it"
             warn(f"{exc}; using {where}{guess}")
             return RestorePlace(state_dirs, HostConfig().root, not known)
-        warn(f"{exc}; using the state directory {named}, which it names or which is the default")
+        warn(f"{exc}; using the state directory {named}, which is the one in the file or the default")
     if kind == _SIMULATED:
         # Only daemons of real hosts register. The values that they left are restored, regardless of the present file.
         return RestorePlace(known) if known else RestorePlace((named,), root, is_simulated=True)

@@ -263,7 +263,7 @@ def _printable(text: str) -> str:
 def _path(text: str) -> str:
     text = os.path.expanduser(text) if text.startswith("~/") else text
     if not _printable(text).startswith("/") or "/../" in f"{text}/" or len(text) > 4000:
-        raise ValueError("is not an absolute path")
+        raise ValueError("is not an absolute path of at most 4000 characters without '..'")
     return text.rstrip("/") or "/"
 
 
@@ -274,7 +274,7 @@ def _optional_path(text: str) -> str:
 def _socket(text: str) -> str:
     path = _path(text)
     if len(path.encode()) > SOCKET_PATH_BYTES:
-        raise ValueError("is too long for a Unix socket")
+        raise ValueError(f"has more than the {SOCKET_PATH_BYTES} bytes allowed for a Unix socket")
     return path
 
 

@@ -76,7 +76,7 @@ class Costs:
     def cpu_pct(self) -> Reading:
         """CPU use between the oldest and the newest stored cycle, in % of one CPU."""
         if len(self.points) < 2:
-            return Unavailable("measured from the second cycle on")
+            return Unavailable("not measured before the second cycle")
         (first_s, used_s), (last_s, now_s) = self.points[0], self.points[-1]
         return 100.0 * (now_s - used_s) / (last_s - first_s) if last_s > first_s else _NONE
 

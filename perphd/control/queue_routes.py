@@ -314,7 +314,7 @@ def _cache(snapshot: Snapshot, jobs: Mapping[str, int]) -> CacheFill | Unavailab
         if each.sample is not None and available(each.sample.llc_occupancy_bytes)
     }
     if capacity is None or not fills:
-        return Unavailable("this host does not measure cache occupancy")
+        return Unavailable("the cache size of the host or the cache occupancy of all workloads is not known")
     known = {name: fill for name, fill in fills.items() if name in jobs}
     return CacheFill(
         capacity,

@@ -92,7 +92,7 @@ def decode_tagged(data: Any) -> Any:
         if kind in data:
             items = [decode_tagged(item) for item in data[kind]]
             return deque(items, data.get("most")) if kind == "deque" else make(items)
-    raise TaggedError(f"{str(data)[:80]} is not a recorded value")
+    raise TaggedError(f"{str(data)[:80]} is not a recorded value: it has no known tag")
 
 
 def _default(field: Field[Any]) -> Any:

@@ -106,7 +106,9 @@ class WorkloadRoutes:
         spec = self.declared(name) or self.find(name).spec
         if kind not in (None, spec.kind):
             raise ApiError(
-                Code.NOT_FOUND, f"{show(name)} is {spec.kind}: perphctl {spec.kind} rm {name}", "kind"
+                Code.NOT_FOUND,
+                f"{show(name)} is {spec.kind}: perphctl {spec.kind} rm {name} removes the workload",
+                "kind",
             )
         if spec.match and self.declared(name) is None:
             self._refuse_to_remove(spec)

@@ -89,7 +89,9 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
             return waited / usage, "wait_per_cpu"
     if available(sample.cpu_some_pct):
         return 1.0 + sample.cpu_some_pct / 100.0, "cpu_pressure"
-    return Unavailable("no latency, schedstat or PSI"), "none"
+    return Unavailable(
+        "none of latency, run-queue delay (schedstat) and CPU pressure (PSI) is measured"
+    ), "none"
 
 
 def score(perf: Performance, target_work: Reading, target_delay: Reading) -> Reading:
@@ -99,7 +101,11 @@ def score(perf: Performance, target_work: Reading, target_delay: Reading) -> Rea
         scores.append(perf.work / target_work)
     if available(perf.delay) and available(target_delay) and perf.delay > 0:
         scores.append(target_delay / perf.delay)
-    return min(scores) if scores else Unavailable("no target, or nothing to compare with it")
+    return (
+        min(scores)
+        if scores
+        else Unavailable("no measured work or delay can be compared with a target above 0")
+    )
 
 
 def work_unit(source: str) -> str:

@@ -29,7 +29,7 @@ class Arrival:
         for item in rest.split(","):
             key, equals, value = item.partition("=")
             if not equals or key not in ("cpu", "mem") or key in values:
-                raise ValueError(f"{item!r} is not cpu=CORES or mem=SIZE, each once")
+                raise ValueError(f"{item!r}: must be cpu=CORES or mem=SIZE, each given once")
             values[key] = value
         if "cpu" not in values:
             raise ValueError("cpu=CORES is missing")
@@ -38,7 +38,7 @@ class Arrival:
         except ValueError:
             cores = -1.0
         if not 0 < cores <= 1e5:
-            raise ValueError(f"cpu={values['cpu']}: not a number of cores above 0")
+            raise ValueError(f"cpu={values['cpu']}: must be a number of cores above 0 and at most 100000")
         return cls(cores, parse_size_bytes(values["mem"]) if "mem" in values else 0)
 
 

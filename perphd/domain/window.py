@@ -51,7 +51,7 @@ def parse_window(text: str) -> ChangeWindow:
             raise ValueError(f"has no times such as 02:00-05:00 in {part!r}")
         start_min, end_min = (_minute(*found.group(n, n + 1)) for n in (1, 3))
         if start_min in (end_min, DAY_MIN):
-            raise ValueError(f"has an empty span in {part!r}")
+            raise ValueError(f"has a span in {part!r} that is empty or begins at 24:00")
         for day in _days(days):
             if start_min < end_min:
                 spans.append(Span(day, start_min, end_min))

@@ -94,7 +94,9 @@ def to_text(contribution: Contribution) -> bytes:
     try:
         msgspec.json.decode(body, type=Contribution)
     except msgspec.ValidationError as exc:
-        raise ContributionRefused(f"the contribution of {contribution.contributor}: {exc}") from exc
+        raise ContributionRefused(
+            f"the contribution of {contribution.contributor} is not valid: {exc}"
+        ) from exc
     text = msgspec.json.encode(_Document(FORMAT, digest(body), msgspec.Raw(body))) + b"\n"
     _check_size(text)
     return text
@@ -147,7 +149,7 @@ def from_text(text: bytes) -> Contribution:
         about = f"{each.topic.kind} of {each.topic.application}"
         if len(each.values) != len(each.evidence):
             raise ContributionRefused(
-                f"{about}: {len(each.values)} values, but evidence for {len(each.evidence)}"
+                f"{about}: {len(each.values)} values and {len(each.evidence)} of evidence; the numbers must be equal"
             )
         if each.topic in topics:
             raise ContributionRefused(f"{about}: is given twice")

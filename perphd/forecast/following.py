@@ -154,7 +154,9 @@ def next_window(
         return Unavailable(too_short(ladder.seen, least))
     found = ladder.forecast
     if ladder.acting is None or ladder.bound is None or found is None or not math.isfinite(ladder.bound):
-        return Unavailable("no model reaches its coverage of 99 %: keeping the reservation")
+        return Unavailable(
+            "no forecast model reaches 99 % coverage with a finite bound: the reservation is kept"
+        )
     most = max(most, float(ladder.values[-1]))  # a reading takes precedence over the stated capacity
     mean = min(max(0.0, found.mean), most)
     capped, bound = ladder.bound > most, min(max(mean, ladder.bound), most)

@@ -64,7 +64,8 @@ def of_outcomes(outcomes: Mapping[float, float], capacity: float, cells: int = C
     total = sum(outcomes.values())
     if capacity <= 0 or cells < 1 or total <= 0 or any(v < 0 or p < 0 for v, p in outcomes.items()):
         raise ValueError(
-            "a grid needs a positive capacity, and non-negative outcomes of which at least one is possible"
+            "a grid needs a positive capacity, at least 1 cell, and non-negative outcomes and probabilities, "
+            "of which at least one is positive"
         )
     shares, over = np.zeros(cells + 1), 0.0
     for value, probability in outcomes.items():
@@ -79,7 +80,9 @@ def of_outcomes(outcomes: Mapping[float, float], capacity: float, cells: int = C
 def of_histogram(histogram: Histogram, capacity: float, cells: int = CELLS) -> GridDistribution:
     """The distribution of a histogram of non-negative values; each cell takes the values above the previous cell."""
     if histogram.least < 0 or capacity <= 0:
-        raise ValueError("a grid starts at 0 and ends at a positive capacity")
+        raise ValueError(
+            f"a grid needs values from 0 and a capacity above 0, not {histogram.least:g} and {capacity:g}"
+        )
     up_to = shares_to(histogram, np.linspace(0.0, capacity, cells + 1))
     return GridDistribution(capacity, np.diff(up_to, prepend=0.0), float(1.0 - up_to[-1]))
 
@@ -118,7 +121,7 @@ def sum_of(usages: Iterable[GridDistribution], capacity: float, cells: int = CEL
 def multiplied(usage: GridDistribution, times: int) -> GridDistribution:
     """``times`` tasks that all use the same amount: one draw of ``usage``."""
     if times < 1:
-        raise ValueError("a job has at least one task")
+        raise ValueError(f"a job must have at least 1 task, not {times}")
     fits = usage.cells // times + 1
     shares = np.zeros_like(usage.shares)
     shares[: (fits - 1) * times + 1 : times] = usage.shares[:fits]

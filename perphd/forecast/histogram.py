@@ -82,7 +82,10 @@ def of_values(values: Iterable[float], scale: Scale = Scale.LINEAR, bins: int = 
 def insert(histogram: Histogram, value: float) -> Histogram:
     """``histogram`` with one more value, which must be finite and, on the logarithmic scale, not negative."""
     if not math.isfinite(value) or (histogram.scale is Scale.LOGARITHMIC and value < 0):
-        raise ValueError(f"a {histogram.scale.value} histogram takes no {value!r}")
+        raise ValueError(
+            f"a {histogram.scale.value} histogram takes no {value!r}: values must be finite"
+            f"{', and 0 or more' if histogram.scale is Scale.LOGARITHMIC else ''}"
+        )
     at = _scaled(histogram.scale, value)
     centres, weights = list(histogram.centres), list(histogram.weights)
     place = bisect_left(centres, at)
@@ -277,7 +280,7 @@ def from_record(record: Mapping[str, Any]) -> Histogram:
         float(record.get("most", -math.inf)),
     )
     if len(read.centres) != len(read.weights) or list(read.centres) != sorted(set(read.centres)):
-        raise ValueError("a histogram has one weight for each of its ascending centres")
+        raise ValueError("a histogram needs ascending centres and one weight for each of them")
     if (read.count == 0) != (not read.centres) or any(weight <= 0 for weight in read.weights):
-        raise ValueError("a histogram needs positive weights, and at least one if it counts values")
+        raise ValueError("a histogram needs positive weights: none if its count is 0, else at least one")
     return read

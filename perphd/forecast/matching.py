@@ -30,7 +30,10 @@ def minimum_weight_pairs(weights: Sequence[Sequence[float]]) -> tuple[tuple[int,
     """The pairs (i, j), i < j, of the perfect matching of least weight in a symmetric matrix of finite weights."""
     n = len(weights)
     if n % 2 or any(len(row) != n for row in weights):
-        raise ValueError("a perfect matching needs an even number of vertices and a square matrix")
+        raise ValueError(
+            f"a perfect matching needs an even number of vertices and a square matrix; the matrix has {n} rows with "
+            f"{sorted({len(row) for row in weights})} columns"
+        )
     if not n:
         return ()
     largest = max(abs(weights[i][j]) for i in range(n) for j in range(n) if i != j)

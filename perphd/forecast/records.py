@@ -127,20 +127,20 @@ def _track(about: Mapping[str, Any], name: str, arrays: Mapping[str, Floats]) ->
         return track
     mean, spread, bound, scale = map(float, about["forecast"])
     if not all(map(math.isfinite, (mean, spread, bound))) or not scale > 0:
-        raise ValueError(f"the forecast of {name} is not finite")
+        raise ValueError(f"the forecast of {name} must have finite values and a scale above 0")
     return replace(track, forecast=SeriesForecast(mean, spread), bound=bound, scale=scale)
 
 
 def _finite(array: Floats) -> Floats:
     found = np.asarray(array, dtype=np.float64)
     if found.ndim != 1 or not np.isfinite(found).all():
-        raise ValueError("the record contains numbers that are not finite")
+        raise ValueError("the record must contain one-dimensional lists of finite numbers")
     return found
 
 
 def _bits(missed: object) -> int:
     if not isinstance(missed, int) or not 0 <= missed < 1 << LOSSES:
-        raise ValueError("the record's misses do not match its scores")
+        raise ValueError(f"the record's misses must be a whole number of at most {LOSSES} bits")
     return missed
 
 

@@ -109,7 +109,7 @@ class AppVersions:
                 return self._from_image(spec.cgroup)
             return self._from_program(spec)
         except (PerphError, OSError, ValueError) as exc:
-            return Unavailable(f"its version cannot be read: {exc}")
+            return Unavailable(f"the version cannot be read: {exc}")
 
     def forget(self, name: str) -> None:
         """Forget a workload that was removed."""
@@ -117,7 +117,7 @@ class AppVersions:
 
     def _from_file(self, path: str) -> Version:
         if not isinstance(self._fs, ReadsStrangers):
-            return Unavailable("only the kernel's files are available")
+            return Unavailable("this host gives access to the kernel's files only")
         _, data = self._fs.read_strangers(path, MOST_FILE_BYTES)
         line = next((line.strip() for line in data.decode(errors="replace").splitlines() if line.strip()), "")
         if not line:
@@ -130,18 +130,18 @@ class AppVersions:
         if labels is None:
             return Unavailable(f"{cgroup} is not a container with readable labels")
         value = labels.get(key, "")
-        return _short(value) if value else Unavailable(f"its container has no label {key!r}")
+        return _short(value) if value else Unavailable(f"the container has no label {key!r}")
 
     def _from_image(self, cgroup: str) -> Version:
         image = ContainerNames(self._fs).image(cgroup)
-        return _short(image) if image else Unavailable("the image of its container is unknown")
+        return _short(image) if image else Unavailable("the image of the container is unknown")
 
     def _from_program(self, spec: WorkloadSpec) -> Version:
         if self._facts is None:
-            return Unavailable("the files of programs are not available")
+            return Unavailable("the files of programs cannot be read on this host")
         processes = [p for pid in self._pids(spec.cgroup) if (p := self._process(pid)) is not None]
         if not processes:
-            return Unavailable("none of its processes can be read")
+            return Unavailable("none of the workload's processes can be read")
         known = self._known.get(spec.name)
         if known is not None and any(
             (p.pid, p.started) == (known[0].pid, known[0].started) and self._running(p) == known[0]
@@ -159,7 +159,7 @@ class AppVersions:
                 self._known[spec.name] = running, found
                 return found
             reason = found if reason is None else reason
-        return Unavailable("none of its processes can be read") if reason is None else reason
+        return Unavailable("none of the workload's processes can be read") if reason is None else reason
 
     def _pids(self, cgroup: str) -> list[int]:
         return sorted(self._cgroups.group(cgroup).procs())[:MOST_PROCESSES]
@@ -196,7 +196,7 @@ class AppVersions:
         title = said.split(" ")[0].rstrip(":")
         name = basename(title)
         if not chosen and (not name or name in _STARTERS):
-            return Unavailable("the process only started another program")
+            return Unavailable("the process has no program name, or its program only starts others")
         exe = f"/proc/{running.pid}/exe"
         for path in (exe, *_places(said, title)):
             if path not in seen:

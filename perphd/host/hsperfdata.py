@@ -85,7 +85,7 @@ def collection_s(counters: Mapping[str, int | str]) -> Reading:
     frequency = counters.get("sun.os.hrt.frequency")
     times = [value for name, value in counters.items() if _COLLECTOR_TIME.fullmatch(name)]
     if not isinstance(frequency, int) or frequency <= 0 or not times:
-        return Unavailable("its JVM counts no garbage collection")
+        return Unavailable("the JVM does not report its clock frequency or its time in garbage collection")
     return sum(value for value in times if isinstance(value, int)) / frequency
 
 
@@ -97,7 +97,7 @@ def find_jvm(fs: KernelFs, pid: int) -> str | Unavailable:
     controls the size of that folder.
     """
     if not isinstance(fs, ReadsStrangers):
-        return Unavailable("no JVM can be read on this host")
+        return Unavailable("the files of other programs cannot be read on this host")
     try:
         status = fs.read(f"/proc/{pid}/status").decode(errors="replace")
     except KernelError as exc:
@@ -115,13 +115,13 @@ def find_jvm(fs: KernelFs, pid: int) -> str | Unavailable:
     for name in names:
         if name.startswith(_FOLDER) and fs.exists(path := f"{root}/tmp/{name}/{inner}"):
             return path
-    return Unavailable(f"process {pid} has no performance data in its /tmp")
+    return Unavailable(f"process {pid} has no performance data of a JVM (hsperfdata) in its /tmp")
 
 
 def read_jvm(fs: KernelFs, path: str) -> Reading:
     """``collection_s`` of the JVM with this performance data; Unavailable if it cannot be read."""
     if not isinstance(fs, ReadsStrangers):
-        return Unavailable("no JVM can be read on this host")
+        return Unavailable("the files of other programs cannot be read on this host")
     try:
         return collection_s(parse(fs.read_strangers(path, MOST_BYTES)[1]))
     except (KernelError, ParseError) as exc:

@@ -235,7 +235,7 @@ class PerfEventGroup:
             self._counts = dict(zip(self._events, map(float, self._totals), strict=True))
             return self._counts
         self._counts = {}
-        return dict.fromkeys(self._events, Unavailable("the counters were lost with their CPUs"))
+        return dict.fromkeys(self._events, Unavailable("no counter is left: their CPUs went offline"))
 
     @property
     def events(self) -> tuple[PerfEventKind, ...]:

@@ -9,7 +9,7 @@ from typing import Final
 import rdt
 from perphd.domain.reading import Unavailable
 
-NOT_LOOKED: Final = Unavailable("resctrl has not been searched yet")
+NOT_LOOKED: Final = Unavailable("the counters of resctrl have not been looked for yet")
 
 
 @dataclass(frozen=True, slots=True)

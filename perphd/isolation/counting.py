@@ -21,7 +21,7 @@ from perphd.isolation.worker import Worker
 
 log = logging.getLogger("perphd")
 
-MOVED: Final = Unavailable("its threads are being moved to another resctrl group")
+MOVED: Final = Unavailable("the workload's threads are being moved to another resctrl group")
 LEAST_PAUSE_S: Final = 0.9
 """Minimum number of seconds between the starts of two updates."""
 LOOK_S: Final = 4.0

@@ -59,12 +59,14 @@ REFUSED: Final = BackoffRule(1.0, 30.0)
 FULL_S: Final = 60.0
 """Time after ENOSPC during which the number of groups does not grow."""
 
-NOT_ASKED: Final = Unavailable("it is only observed, and [resctrl] monitor_in_observe is false")
+NOT_ASKED: Final = Unavailable("the workload is only observed, and [resctrl] monitor_in_observe is false")
 NO_THREADS: Final = Unavailable("the workload has no threads")
-NOT_YET: Final = Unavailable("its threads are not all in its resctrl group yet")
-FOREIGN: Final = Unavailable("its threads are in another program's resctrl group and stay there")
-ELSEWHERE: Final = Unavailable("its threads are not all in one resctrl group")
-WAITS_FOR_TURN: Final = Unavailable("too few monitoring ids (RMIDs): it is measured in rotation")
+NOT_YET: Final = Unavailable("the workload's threads are not all in its resctrl group yet")
+FOREIGN: Final = Unavailable("the workload's threads are in another program's resctrl group and stay there")
+ELSEWHERE: Final = Unavailable("the workload's threads are not all in one resctrl group")
+WAITS_FOR_TURN: Final = Unavailable(
+    "too few monitoring ids (RMIDs): the workload waits for its turn to be measured"
+)
 NO_IDS: Final = Unavailable("all monitoring ids (RMIDs) are taken")
 IN_LIMBO: Final = Unavailable("no monitoring id (RMID) is usable yet: freed ones are in limbo")
 

@@ -54,14 +54,14 @@ EVENT_FIELDS: Final = (
     "memory_stall_ratio",
 )
 
-NOT_USED: Final = Unavailable("performance events are not used")
+NOT_USED: Final = Unavailable("performance events are not counted on this host")
 NOT_FOR_BATCH: Final = Unavailable("without a performance monitoring unit, events are counted for LRAs only")
 """Reason for batch without a PMU: nothing uses its software events, which cost time at every task switch."""
 DID_NOT_RUN: Final = Unavailable(
     "the counters did not run in this interval: other users hold them (a profiler, pinned events, the NMI watchdog)"
 )
-TOO_BRIEF: Final = Unavailable("it ran too briefly in this interval to be counted")
-NO_CLOCK: Final = Unavailable("the group has no task clock")
+TOO_BRIEF: Final = Unavailable("the workload ran too briefly in this interval to be counted")
+NO_CLOCK: Final = Unavailable("the task clock of this cgroup is not counted")
 LEFT_OUT: Final = Unavailable("left out for a while: other users hold too many counters")
 
 Online = Callable[[], CpuSet]

@@ -40,7 +40,7 @@ class Gauge:
 
     def __init__(self, field: str) -> None:
         self.fields: tuple[str, ...] = (field,)
-        self._malformed = Unavailable("the file does not contain a single number")
+        self._malformed = Unavailable("the file must contain exactly one whole number")
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:
         """Put the file's number into ``out``."""
@@ -104,7 +104,7 @@ class CpuStat:
     def _throttled(self, periods: int | None, throttled: int | None) -> Reading:
         if periods is None or throttled is None:
             return Unavailable(
-                "cpu.stat has no nr_throttled: the cpu controller is not enabled for this cgroup"
+                "cpu.stat has no nr_periods or no nr_throttled: the cpu controller is not enabled for this cgroup"
             )
         before, self._periods = self._periods, (periods, throttled)
         if before is None:

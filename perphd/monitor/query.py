@@ -90,7 +90,7 @@ def run_query(
         QueryError: there is no store, the SQL is invalid or does more than read, or the query was aborted.
     """
     if limit < 1 or timeout_s <= 0:
-        raise QueryError("limit and timeout must be above 0")
+        raise QueryError(f"limit is {limit}, timeout {timeout_s:g} s; both must be above 0")
     with reading(db_path, timeout_s, stop) as connection:
         return fetch(connection, sql, limit)
 
@@ -140,7 +140,7 @@ def reading(
         if refused:
             text = "the store can only be read: SELECT and PRAGMA table_info(...) are allowed"
             raise QueryError(text) from exc
-        raise QueryError(f"the query is refused: {exc}") from exc
+        raise QueryError(f"the query cannot be run: {exc}") from exc
     finally:
         timer.cancel()
         connection.close()

@@ -38,7 +38,9 @@ def read_history(path: str | Path, last_s: float) -> ReportHistory:
         columns = {str(row[1]) for row in connection.execute("PRAGMA table_info(samples)")}
         kept = {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}
         if not {"workload", "wall_s", "interval_s"} <= columns or "record" not in kept:
-            raise QueryError(f"{path}: is not a store of perphd: it has no tables of samples and decisions")
+            raise QueryError(
+                f"{path}: is not a store of perphd: the tables samples and decisions are missing or lack columns"
+            )
         newest = connection.execute("SELECT max(wall_s), min(wall_s) FROM samples").fetchone()
         if newest[0] is None:
             raise QueryError(f"{path}: holds no samples yet; the daemon adds some every few seconds")

@@ -98,7 +98,9 @@ def read_windows(
     try:
         columns = {str(row[1]) for row in connection.execute("PRAGMA table_info(samples)")}
         if not {"workload", "wall_s", "interval_s"} <= columns:
-            raise QueryError(f"{path}: is not a store of perphd: it has no table of samples")
+            raise QueryError(
+                f"{path}: is not a store of perphd: the table samples is missing or lacks columns"
+            )
         newest = {str(name): float(wall_s) for name, wall_s in connection.execute(_WORKLOADS)}
         if not newest:
             raise QueryError(f"{path}: holds no samples yet; the daemon adds some every few seconds")

@@ -90,7 +90,7 @@ def merge_models(files: Sequence[ModelFile]) -> MergedModel:
             kind of SLI or the application's version.
     """
     if len(files) < 2:
-        raise PerphError("merging needs at least two models")
+        raise PerphError(f"merging needs at least two models, not {len(files)}")
     sources = [file.provenance for file in files]
     for what, values in (
         ("their work is measured differently", {s.sli_source or "no SLI" for s in sources}),
@@ -136,7 +136,9 @@ def judge(file: ModelFile, other: ModelFile, channel: str = "work") -> Metrics:
         )
     state: ResidualState = getattr(file.state, channel)
     if state.staged is None and not has_trees(state):
-        raise PerphError(f"{_host(file)}: its {channel} has neither stages nor trees yet")
+        raise PerphError(
+            f"{_host(file)}: no corrections of {channel} have been learned yet; let perphd learn longer there"
+        )
     if state.staged is None:
         return metrics_of(asked.y, _boosted(state, channel).say(asked.x))
     learner = _staged(channel)

@@ -102,7 +102,7 @@ async def test_models_travel_and_are_taken_back(
         await api.request("DELETE", f"{MAPS}/mine")
     said = "\n".join(caplog.messages)
     assert "ConfigMap perphd-models/m4: not used: it is not a contribution" in said
-    assert "ConfigMap perphd-models/mine: not used: its owner is not the Node of its name" in said
+    assert "ConfigMap perphd-models/mine: not used: its owner must be the Node 'mine'" in said
 
 
 async def _is_again(node: Node, api: ApiClient) -> bool:

@@ -326,7 +326,7 @@ async def test_a_publisher_says_how_it_is(
         state = await _state(world)
         assert (state["version"], state["problem"], state["ttlSeconds"]) == (__version__, "", 3 * PERIOD_S)
         world.daemon.path.rename(tmp_path / "away.sock")
-        await until(lambda: _says(world, "perphd does not answer"))
+        await until(lambda: _says(world, "perphd gave no usable answer"))
         began = await _state(world)
         await until(lambda: _later(world, began["problemSeconds"]))
         assert (await _state(world))["heardUnix"] > began["heardUnix"]

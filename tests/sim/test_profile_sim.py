@@ -163,7 +163,9 @@ async def test_an_lra_that_is_declared_by_match_is_looked_for_once_and_nobody_el
     with pytest.raises(ConfigError, match=r"no LRA is named 'db\.x' \(allowed: db, db\.ysql\)"):
         find_lra(many, "db.x", host.fs)
     gone = replace(config, matches=(replace(one, match="unit:gone.service"),))
-    with pytest.raises(ConfigError, match=r"declared by match; nothing found: .*nothing matches unit:gone"):
+    with pytest.raises(
+        ConfigError, match=r"declared by match, and no such LRA was found: .*nothing matches unit:gone"
+    ):
         find_lra(gone, "mysql", host.fs)
     for batch in ("jobs", "jobs.i", "nobody"):
         with pytest.raises(ConfigError, match=f"no LRA is named '{batch}' .allowed: mysql"):

@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_host_is_withdrawn_and_reinstated(folder: Path) -> None:
     done = perphctl("model", "withdraw", str(folder), "good")
     assert (done.exit_code, done.stderr) == (0, "")
-    assert done.stdout == f"good is no longer used: {folder}/good.withdrawn\n"
+    assert done.stdout == f"good: its contribution is no longer used: {folder}/good.withdrawn\n"
     assert ContributionFolder(folder).read()[0].counting() == ()
     done = perphctl("model", "withdraw", str(folder), "good", "--undo", "--json")
     assert json.loads(done.stdout) == {"schema": 1, "host": "good", "withdrawn": False}

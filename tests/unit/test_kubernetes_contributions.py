@@ -255,15 +255,15 @@ REFUSED = {
     ),
     "another host": (
         _edited(data={KEY: to_text(contribution("n3@kubernetes", 5.0)).decode()}),
-        "it is of n3@kubernetes: a ConfigMap counts only for the node of its name",
+        "its contributor is n3@kubernetes; it must be the node of the ConfigMap's name",
     ),
-    "plain name": (_edited(data={KEY: to_text(contribution("n1", 5.0)).decode()}), "it is of n1"),
+    "plain name": (_edited(data={KEY: to_text(contribution("n1", 5.0)).decode()}), "its contributor is n1"),
     "other keys": (_edited(data={"x": "y"}), "it has the keys x instead of contribution.json alone"),
     "no keys": (_edited(data={}), "it has the keys (none)"),
     "binary": (_edited(binaryData={"z": "AA=="}), "it has the keys contribution.json, z"),
     "no owner": (
         _edited(metadata={"name": "n2", "labels": {LABEL: "true"}}),
-        "its owner is not the Node of its name",
+        "its owner must be the Node 'n2'",
     ),
     "expired": (
         config_map("n2", "uid", contribution("n2", 5.0, made=NOW - EXPIRE_S)),
@@ -357,7 +357,7 @@ def test_long_names_that_begin_alike_differ() -> None:
 
 @pytest.mark.parametrize("node", ["", "../x", "A", "a/b", ".hidden", "a\n"])
 def test_other_names_are_refused(node: str) -> None:
-    with pytest.raises(ContributionRefused, match="no node can be called"):
+    with pytest.raises(ContributionRefused, match="is not a valid name of a node"):
         carried_name(node)
 
 

@@ -66,7 +66,7 @@ def test_an_application_as_large_as_the_cluster_is_served() -> None:
 
 
 def test_an_application_that_never_fits_is_refused() -> None:
-    with pytest.raises(ValueError, match="11 units exceeds the capacity of 10"):
+    with pytest.raises(ValueError, match="its core is 11 units"):
         run([Application("more", 0.0, 11, 0, 1.0)], 10)
     with pytest.raises(ValueError, match="never serves wide"):
         run([Application("wide", 0.0, 5, 6, 1.0)], 10, rigid)

@@ -51,7 +51,9 @@ class Binder:
                 str(call[key]) for key in ("PodName", "PodNamespace", "PodUID", "Node")
             )
         except (KeyError, TypeError) as exc:
-            raise ExtenderError(f"the call has no {exc}") from exc
+            raise ExtenderError(
+                f"a bind call must be an object with PodName, PodNamespace, PodUID and Node: {exc}"
+            ) from exc
         try:
             pod = await self._client.get(pod_path(namespace, name))
             if pod["metadata"]["uid"] != uid:

@@ -111,7 +111,8 @@ class ApiAccess:
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
         if not host or not port:
             raise PerphError(
-                "this process does not run in a pod: give --api-server, --token-file and --ca-file "
+                "this process does not run in a pod (KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set): "
+                "give --api-server, --token-file and --ca-file "
                 "(or run kubectl proxy and give --api-server http://127.0.0.1:8001)"
             )
         shown = f"[{host}]" if ":" in host else host

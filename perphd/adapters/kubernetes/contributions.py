@@ -205,7 +205,10 @@ class Contributions:
                 continue
             if size > MOST_BYTES:
                 _log.warning(
-                    "the contributions of %d hosts have %d bytes in total: no more are read", len(kept), size
+                    "the contributions of %d hosts have %d bytes in total, more than %d: no more are read",
+                    len(kept),
+                    size,
+                    MOST_BYTES,
                 )
                 break
             try:

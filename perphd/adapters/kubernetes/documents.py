@@ -203,7 +203,7 @@ async def follow_address(url: str, cache: DocumentCache, period_s: float) -> Non
                     answer.raise_for_status()
                     documents = json.loads(await whole_body(answer, MOST_BYTES))
                     if not isinstance(documents, dict):
-                        raise ValueError("the answer is not an object of documents by node")
+                        raise ValueError("the answer must be a JSON object that maps node names to documents")
                 for node, data in documents.items():
                     cache.put(node, lambda data=data: decode(NodeDocument, data))  # type: ignore[misc]
                 cache.keep_only(documents)
@@ -218,4 +218,4 @@ def _read(data: bytes) -> NodeDocument:
     try:
         return decode(NodeDocument, json.loads(data))
     except ValueError as exc:
-        raise PerphError(f"it is not JSON: {exc}") from exc
+        raise PerphError(f"the document is not JSON: {exc}") from exc

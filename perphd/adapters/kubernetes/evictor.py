@@ -78,7 +78,7 @@ class Evictor:
                 raise
             # Neither a budget, a missing right nor another pod with this name may stop publishing.
             self._shortage = left_alone(self._shortage, pod.uid, now_s, getattr(exc, "pause_s", 0.0))
-            _log.warning("%s/%s is not evicted: %s", pod.namespace, pod.name, exc)
+            _log.warning("pod %s/%s is not evicted: %s", pod.namespace, pod.name, exc)
             return
         self._shortage = evicted(self._shortage, pod.uid, now_s)
         _log.warning("%s/%s is evicted: %s", pod.namespace, pod.name, eviction.reason)

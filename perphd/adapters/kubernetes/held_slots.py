@@ -62,5 +62,7 @@ class HeldSlots:
             self._refused.pop(name, None)
         except SocketError as exc:
             if self._refused.get(name) != str(exc):
-                _log.warning("the node's ledger does not follow %s: %s", name, exc)
+                _log.warning(
+                    "the daemon did not reserve or release slot %s: %s; retried in the next round", name, exc
+                )
             self._refused[name] = str(exc)

@@ -40,7 +40,7 @@ def published_document(profile: Mapping[str, Any]) -> NodeDocument:
     """
     status = profile.get("status")
     if not isinstance(status, Mapping) or "document" not in status:
-        raise PerphError("the NodeProfile has no document yet")
+        raise PerphError("the NodeProfile has no status.document; perphd-publish writes it")
     document = decode(NodeDocument, status["document"], "status.document")
     ttl = status.get("ttlSeconds")
     return replace(document, ttl_s=float(ttl)) if isinstance(ttl, int | float) else document

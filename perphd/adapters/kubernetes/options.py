@@ -39,8 +39,11 @@ def chosen_access(values: Mapping[str, str | None]) -> ApiAccess:
     url, token, authority = values["api_server"], values["token_file"], values["ca_file"]
     if url is None:
         if token or authority:
-            raise PerphError("--token-file and --ca-file need --api-server")
+            raise PerphError("--token-file and --ca-file are allowed only with --api-server")
         return ApiAccess.in_cluster()
     if not url.startswith(("https://", "http://127.0.0.1", "http://[::1]", "http://localhost")):
-        raise PerphError(f"--api-server {url}: must be https:// or, on loopback, http://")
+        raise PerphError(
+            f"--api-server {url}: must begin with https://; "
+            "http:// is allowed only for 127.0.0.1, [::1] and localhost"
+        )
     return ApiAccess(url.rstrip("/"), token or "", authority or "")

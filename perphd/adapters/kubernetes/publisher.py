@@ -282,7 +282,7 @@ class Publisher:
             except ApiUnreachable:
                 raise
             except KubernetesError as exc:
-                _log.warning("an event is dropped: %s", exc)
+                _log.warning("an event was not delivered and is dropped: %s", exc)
             self._events.popleft()
 
 

@@ -141,7 +141,7 @@ def _continued(path: Path) -> int:
     """
     with path.open("r+b") as file:
         if file.read(1) not in (b"", b"{"):
-            raise ValueError("is not a record of an extender; name another file")
+            raise ValueError("is not a record of perphd-extender: it must begin with {; name another file")
         size = _end_of_last_line(file)
         file.truncate(size)
         return size

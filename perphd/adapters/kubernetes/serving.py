@@ -79,7 +79,7 @@ class Certificate:
                 return None
             raise PerphError("--tls-cert and --tls-key are required beyond loopback")
         if not cert or not key:
-            raise PerphError("--tls-cert and --tls-key must be given together")
+            raise PerphError("--tls-cert and --tls-key must be given together; --client-ca needs both")
         return cls(cert, key, client_ca)
 
     def context(self) -> ssl.SSLContext:
@@ -112,11 +112,15 @@ class Certificate:
                 context.load_cert_chain(self.cert, self.key)
             except (OSError, ssl.SSLError) as exc:
                 if now != refused:
-                    _log.warning("the certificate is not renewed: %s: %s", self.cert, exc)
+                    _log.warning(
+                        "the renewed certificate %s cannot be loaded: %s; the previous one stays in use",
+                        self.cert,
+                        exc,
+                    )
                 refused = now
                 continue
             before = refused = now
-            _log.info("the certificate was renewed: %s", self.cert)
+            _log.info("the renewed certificate %s is in use", self.cert)
 
     def _state(self) -> tuple[tuple[int, int], ...]:
         found = []

@@ -33,7 +33,7 @@ def reviewed(review: Any) -> tuple[dict[str, Any], str]:
     """
     version = review.get("apiVersion") if isinstance(review, Mapping) else None
     if version != _REVIEW:
-        raise ExtenderError(f"apiVersion {version!r} is not {_REVIEW}")
+        raise ExtenderError(f"apiVersion is {version!r}; only {_REVIEW} is supported")
     request = member(review, "request")
     uid = request.get("uid")
     if not isinstance(uid, str) or not uid:

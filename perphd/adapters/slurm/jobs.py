@@ -67,7 +67,7 @@ def job_of(environment: Mapping[str, str]) -> str:
     """
     job = environment.get("SLURM_JOB_ID", "")
     if not _NUMBER.fullmatch(job):
-        raise JobError(f"SLURM_JOB_ID is {job!r}: run this from Slurm's prolog or epilog")
+        raise JobError(f"SLURM_JOB_ID is {job!r}, not a job's number: run this from Slurm's prolog or epilog")
     return job
 
 
@@ -86,7 +86,10 @@ def group_of(environment: Mapping[str, str], root: Path = Path("/sys/fs/cgroup")
         environment.get("SLURMD_NODENAME", ""),
     )
     if not _NUMBER.fullmatch(user) or not _NODE.fullmatch(node):
-        raise JobError(f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}: both are required")
+        raise JobError(
+            f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}, but must be a user's number and a node's "
+            "name: run this from Slurm's prolog or epilog"
+        )
     if (root / "cgroup.controllers").is_file():
         for scope in (f"{node}_slurmstepd.scope", "slurmstepd.scope"):
             if (root / "system.slice" / scope).is_dir():

@@ -86,7 +86,10 @@ def checked_node(name: str) -> str:
         SlurmError: it is not a valid node name.
     """
     if _NODE.fullmatch(name) is None:
-        raise SlurmError(f"{name!r} is not a valid node name")
+        raise SlurmError(
+            f"{name!r} is not a valid node name (allowed: 1 to 63 letters, digits, _, - and ., "
+            "beginning with a letter or digit)"
+        )
     return name
 
 
@@ -101,7 +104,9 @@ def node_of(node: str, shown: str, reservations: str) -> SlurmNode:
         cpus = int(fields["CPUTot"])
         cores = int(fields["CoresPerSocket"]) * int(fields["Sockets"])
     except (KeyError, ValueError) as exc:
-        raise SlurmError(f"scontrol does not report the size of {node}") from exc
+        raise SlurmError(
+            f"scontrol must report CPUTot, CoresPerSocket and Sockets of {node} as whole numbers"
+        ) from exc
     comment = re.search(r"(?:^|\s)Comment=(.*?)(?:\s+\w+=|\s*$)", shown)
     prefix = f"perphd_{node}_"
     held = set()

@@ -53,7 +53,9 @@ def checked_url(text: str) -> str:
     except ValueError:
         is_address = False
     if parts.scheme not in ("http", "https") or not is_address or parts.path.strip("/") or parts.query:
-        raise YarnError(f"{text!r} is not an address (allowed: http://HOST:PORT or https://HOST:PORT)")
+        raise YarnError(
+            f"{text!r} is not an accepted address (allowed: http://HOST:PORT or https://HOST:PORT, without a path)"
+        )
     return f"{parts.scheme}://{parts.netloc}"
 
 

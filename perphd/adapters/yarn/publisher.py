@@ -232,7 +232,7 @@ class YarnPublisher:
                 values.append(-1)
         if min(values) < 0:
             raise YarnRefused(
-                f"{node.id} detects its capacity instead of having it configured: name it with --memory-mb and --vcores"
+                f"{node.id} does not report a configured capacity: give it with --memory-mb and --vcores"
             )
         return YarnCapacity(*values)
 

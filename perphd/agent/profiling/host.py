@@ -109,7 +109,9 @@ class HostSubject:
                 break
             sample = await self._sampled()  # the indicators are not due yet
         if sample is None or sample.has(Quality.GONE):
-            raise PerphError(f"{self._spec.name}: nothing runs in {self._spec.cgroup}")
+            raise PerphError(
+                f"{self._spec.name}: its cgroup {self._spec.cgroup} does not exist or was not sampled"
+            )
         self._looks += 1
         self._first_s = self._first_s if self._looks > 1 else sample.at_s
         self._last_s = sample.at_s

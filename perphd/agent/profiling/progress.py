@@ -133,8 +133,8 @@ class ProfileProgress:
                 or data["app"] != app
             ):
                 raise ValueError(
-                    f"it belongs to {data.get('app')!r}, format version {data.get('version')}, "
-                    f"not to {app!r}, version {VERSION}"
+                    f"it is {data['format']!r}, version {data['version']}, of {data['app']!r}; "
+                    f"needed is 'perphd-profile-progress', version {VERSION}, of {app!r}"
                 )
             lattice = Lattice(
                 tuple(
@@ -149,10 +149,12 @@ class ProfileProgress:
                     **(item | {"point": _point(item["point"], lattice), "values": _values(item["values"])})
                 )
                 if len(measured.values) != len(lattice.axes):
-                    raise ValueError(f"{measured.values} are not the values of {len(lattice.axes)} axes")
+                    raise ValueError(
+                        f"{measured.values}: one value per axis is needed, that is {len(lattice.axes)}"
+                    )
                 if not (math.isfinite(measured.work) and measured.work > 0 and measured.reference > 0):
                     raise ValueError(
-                        f"work is {measured.work}, its reference {measured.reference}; both must be above 0"
+                        f"work is {measured.work}, its reference {measured.reference}; both must be finite and above 0"
                     )
                 made.measured[measured.point] = measured
             made.suffered = {_point(point, lattice): str(why) for point, why in data["suffered"]}
@@ -200,5 +202,7 @@ def _point(data: Any, lattice: Lattice) -> Point:
     if len(point) != len(lattice.axes) or any(
         not 0 <= step < len(axis.steps) for step, axis in zip(point, lattice.axes, strict=True)
     ):
-        raise ValueError(f"{point} is not a cell of the lattice")
+        raise ValueError(
+            f"{point} is not a cell of the lattice of {[len(axis.steps) for axis in lattice.axes]} steps"
+        )
     return point

@@ -167,7 +167,9 @@ def find_lra(config: Config, app: str, fs: KernelFs | None = None) -> WorkloadSp
             raise ConfigError(source, "lra", problem, ", ".join(one_of))
         if spec is not None:
             why = looked.problems.get(app, f"nothing matches {spec.match}")
-            raise ConfigError(source, "lra", f"{app!r} is declared by match; nothing found: {why}")
+            raise ConfigError(
+                source, "lra", f"{app!r} is declared by match, and no such LRA was found: {why}"
+            )
         names += [name for name in looked.specs if looked.specs[name].kind is Kind.LRA]
     own_unit = re.compile(rf"(?:^|/){re.escape(app)}\.")
     for remark in OptIn(fs, lookup).remarks(config.opt_in):

@@ -63,10 +63,11 @@ def _calibration(record: Mapping[str, Any]) -> UsageCalibration:
     figures = (each.kept, each.jobs, each.products, each.pairs)
     if not all(map(math.isfinite, figures)) or not 0.0 <= each.kept <= each.jobs or each.jobs <= 0.0:
         raise ValueError(
-            f"{each.kept:g} of {each.jobs:g} jobs stayed within their usage: not a possible count"
+            f"kept {each.kept:g}, jobs {each.jobs:g}, products {each.products:g}, pairs {each.pairs:g}: all must be "
+            "finite, jobs above 0, and kept from 0 to jobs"
         )
     if each.pairs <= 0.0:
         raise ValueError(f"the number of pairs of jobs is {each.pairs:g}; it must be above 0")
     if len(each.levels) > MOST_LEVELS or not all(0.0 <= level <= 1.0 for level in each.levels):
-        raise ValueError(f"levels must be from 0 to 1, and there may be at most {MOST_LEVELS} of them")
+        raise ValueError(f"levels must be at most {MOST_LEVELS} numbers from 0 to 1")
     return each

@@ -52,7 +52,7 @@ class QueueSolver:
             )
             answer = json.loads(done.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as exc:
-            log.warning("the batch queue uses its greedy plan: HiGHS did not answer: %s", exc)
+            log.warning("the batch queue uses its greedy plan: HiGHS gave no usable answer: %s", exc)
             return plan
         solution = better(stated, plan, answer)
         return plan if solution is None else plan_of(solution, stated, window.slot_s)

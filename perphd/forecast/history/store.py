@@ -283,7 +283,10 @@ def _unpacked(state: bytes, distribution: Histogram) -> FeatureRecord:
     if not all(map(math.isfinite, numbers)):
         raise ValueError("the record contains numbers that are not finite")
     if not 0 <= count <= min(SCORED, len(numbers) // _SCORE):
-        raise ValueError(f"the record announces {count} scores and has {len(numbers)} numbers")
+        raise ValueError(
+            f"the record announces {count} scores; its {len(numbers)} numbers hold at most "
+            f"{min(SCORED, len(numbers) // _SCORE)}"
+        )
     scores = tuple(numbers[i * _SCORE : (i + 1) * _SCORE] for i in range(count))
     return FeatureRecord(distribution, rolling, numbers[count * _SCORE :], scores, int(scored), int(drifts))
 

@@ -22,7 +22,7 @@ from perphd.monitor.sli.server_latency import ServerLatency, Totals, totals_of
 from perphd.monitor.sli.threaded import ThreadedSource
 
 NO_LOAD = Unavailable("a database server reports completed requests, not offered ones")
-NO_LATENCY = Unavailable("not offered by this source")
+NO_LATENCY = Unavailable("this source does not report latency")
 
 ENDLESS_S: Final = 1e6
 _OF_MARIADB: Final = (

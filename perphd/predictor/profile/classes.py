@@ -36,7 +36,9 @@ def class_prior(name: str) -> Profile:
             raise FileError(f"{path}: cannot be read: {exc.strerror}") from exc
         except FileError as exc:
             raise FileError(f"{path}: {exc}") from exc
-    raise ConfigError(str(FOLDERS[0]), "class", f"the profile of the class {name!r} is not installed")
+    raise ConfigError(
+        str(FOLDERS[0]), "class", f"the profile of the class {name!r} is not installed; reinstall perphd"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,9 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not self.steps or list(self.steps) != sorted(set(self.steps)):
-            raise ValueError(f"{self.name}: needs at least one step, in ascending order")
+            raise ValueError(
+                f"{self.name}: needs at least one step, and all in ascending order without repetition"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
             signals.
     """
     if len(profiles) < 2:
-        raise PerphError("merging needs at least two profiles")
+        raise PerphError(f"merging needs at least two profiles, not {len(profiles)}")
     sources = {p.origin.work_source for p in profiles}
     if len(sources) > 1:
         raise PerphError(f"they measure different performance signals: {', '.join(sorted(sources))}")
@@ -161,7 +161,9 @@ def _split(profile: Profile, names: Sequence[str], full: Floats) -> tuple[Floats
             x[:, column] = profile.x[:, profile.features.index(name)]
     y = profile.y
     if len(y) < 2 * HELD_OUT + 20:
-        raise PerphError(f"{_host(profile)}: {len(y)} samples are too few to merge")
+        raise PerphError(
+            f"{_host(profile)}: {len(y)} samples are too few to merge; {2 * HELD_OUT + 20} are needed"
+        )
     held = np.arange(len(y)) % HELD_OUT == 0
     return x[~held], y[~held], x[held], y[held]
 

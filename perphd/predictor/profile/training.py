@@ -70,7 +70,10 @@ def train(
         ValueError: there are fewer rows, or shapes do not match.
     """
     if len(y) < 20 or x.shape != (len(y), len(features)):
-        raise ValueError(f"{x.shape} rows and {len(y)} targets; at least 20 rows are needed to train a model")
+        raise ValueError(
+            f"rows of shape {x.shape}, {len(y)} targets and {len(features)} features; needed are at least 20 rows, "
+            "one target per row and one column per feature"
+        )
     engine = engine or best_engine()
     w = np.ones(len(y)) if weight is None else weight
     fold = np.random.default_rng(seed).permutation(len(y)) % FOLDS

@@ -162,7 +162,7 @@ class _Cluster:
                 self._complete(ending, preemptive)
         if self._shares.waiting or self._shares.preempting:
             names = [each.name for each in (*self._shares.preempting, *self._shares.waiting)]
-            raise ValueError(f"the rule never serves {', '.join(names[:5])}")
+            raise ValueError(f"the scheduling rule never serves {', '.join(names[:5])}")
         length_s = max(self._now_s - first_s, 1e-12)
         return Served(
             tuple(self._done),
@@ -201,7 +201,7 @@ class _Cluster:
         for each in applications:
             if not 0 < each.core <= self._shares.capacity:
                 raise ValueError(
-                    f"{each.name}: its core of {each.core} units exceeds the capacity of {self._shares.capacity}"
+                    f"{each.name}: its core is {each.core} units (allowed: 1 to the capacity, {self._shares.capacity})"
                 )
             self._left[each.name] = each.work
             requests.append(ElasticRequest(each.name, each.core, each.elastic, unit=each.unit))

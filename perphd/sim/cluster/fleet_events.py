@@ -48,7 +48,7 @@ def replayed(events: Iterable[FleetEvent]) -> dict[int, int]:
                 raise ValueError(f"{event}: the pod is already running or was never submitted")
             where[event.pod] = event.node
         elif event.kind is not FleetEventKind.CONFLICT and where.pop(event.pod, None) != event.node:
-            raise ValueError(f"{event}: the pod is not running there")
+            raise ValueError(f"{event}: the pod is not running on that node")
     return where
 
 

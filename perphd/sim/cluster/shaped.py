@@ -153,7 +153,7 @@ class ShapedCluster:
         for each in ordered:
             fits = hosts * math.floor(host_gib / each.reserved_gib)
             if each.core > fits:
-                raise ValueError(f"{each.name}: {each.core} core components, of which {fits} fit the cluster")
+                raise ValueError(f"{each.name}: {each.core} core components, but only {fits} fit the cluster")
         self._coming = [_Served(each, rank) for rank, each in enumerate(ordered)][::-1]
         self._host_gib, self._mode, self._forecaster = host_gib, mode, forecaster
         self._settings, self._limit = settings or ShaperSettings(), limit
@@ -296,7 +296,7 @@ class ShapedCluster:
         if len(served.history) - served.fitted_at >= self._forecaster.refit_every:
             served.fitted, served.fitted_at = self._forecaster.fit(values), len(served.history)
         if served.fitted is None:
-            return Unavailable("the model does not apply")
+            return Unavailable("the forecast model does not fit these windows")
         return self._forecaster.predict(served.fitted, values)
 
     def _preempt(self, part: _Part, rung: Rung) -> None:

@@ -128,7 +128,10 @@ class StagedServer:
         self._apps = sorted(apps, key=lambda app: (app.submitted_s, app.name))
         for app in self._apps:
             if app.cpus > CPUS or app.memory_gib > MEMORY_GIB:
-                raise ValueError(f"{app.name} requests more than a server has")
+                raise ValueError(
+                    f"{app.name} requests {app.cpus:g} CPUs and {app.memory_gib:g} GiB; a server has {CPUS:g} and "
+                    f"{MEMORY_GIB:g}"
+                )
         self._settings, self._capacities = settings, capacities
         self.running: list[_Run] = []
         self.waiting: list[StagedApp] = []

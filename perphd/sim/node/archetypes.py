@@ -91,10 +91,10 @@ def _archetype(table: Mapping[str, Any]) -> Archetype:
     if kind not in (Kind.LRA.value, Kind.BATCH.value):
         raise ValueError(f'kind is {kind!r}; give "lra" or "batch"')
     if (kind == Kind.LRA.value) != ("requests" in table):
-        raise ValueError("an LRA has a table [requests], a batch job has none")
+        raise ValueError("an LRA must have a table [requests], and a batch job must not")
     for key in ("name", "summary"):
         if not isinstance(table.get(key), str) or not table[key]:
-            raise ValueError(f"{key} must be a text")
+            raise ValueError(f"{key} must be a text, and not empty")
     source, assumed = (table.get(key, []) for key in ("source", "assumed"))
     if not source:
         raise ValueError("source is empty: say where the numbers come from")
@@ -124,7 +124,7 @@ def _part(kind: type[_Part], name: str, table: Mapping[str, Any]) -> _Part:
     values: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"[{name}] {key} is {value!r}; give a number")
+            raise ValueError(f"[{name}] {key} is {value!r}; give a finite number")
         if value < 0 or (key in _SHARES and value > 1):
             raise ValueError(
                 f"[{name}] {key} is {value}; allowed: {'0 to 1' if key in _SHARES else '0 or more'}"
