@@ -16,9 +16,9 @@ nobody else may write is read.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
+import logging
 import os
 import pickle
 import stat
@@ -31,10 +31,12 @@ import numpy as np
 
 import perphd
 from perphd.domain.errors import PerphError
+from perphd.host.state_files import replace_text
 from perphd.sim.cluster.simulator import FleetSimulator
 
 FORMAT: Final = "perphd fleet checkpoint 1"
 _HEAD_BYTES: Final = 512
+log = logging.getLogger("perphd.sim")
 
 
 class CheckpointRefused(PerphError):
@@ -83,30 +85,28 @@ class Checkpoints:
         return found
 
     def after_cycle(self, simulator: FleetSimulator) -> None:
-        """Save the simulator when it is time; for ``FleetSimulator.run``. Raises OSError."""
+        """Save the simulator when it is time; for ``FleetSimulator.run``.
+
+        A checkpoint that cannot be written is a warning: the run goes on, and the next one is tried when it is due.
+        """
         if self._due_s is None:
             self._due_s = simulator.now_s + self._every_s
         if simulator.now_s >= self._due_s:
-            self.save(simulator)
+            try:
+                self.save(simulator)
+            except PerphError as exc:
+                log.warning("no checkpoint at %.2f h: %s", simulator.now_s / 3600.0, exc)
             self._due_s = simulator.now_s + self._every_s
 
     def save(self, simulator: FleetSimulator) -> None:
-        """Replace the checkpoint. Raises OSError; the one before is then unchanged."""
+        """Replace the checkpoint.
+
+        Raises:
+            ConfigError: it cannot be written; the one before is unchanged.
+        """
         body = pickle.dumps(simulator, protocol=pickle.HIGHEST_PROTOCOL)
         head = "\n".join((FORMAT, code_digest(), self._run, hashlib.sha256(body).hexdigest(), ""))
-        temporary = self._path.with_name(f".{self._path.name}.new")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(head.encode())
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_text(self._path, head.encode() + body, 0o600)
 
     def _read(self) -> bytes:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
