@@ -3,8 +3,9 @@
 Topics have the application's name: the LRA's, or that of the declaration for which LRAs were found. If several
 replicas of an application are on this host, the document holds the statements of the replica with the most
 evidence. The statements of a replica that is gone stay until another replica makes some, because pods are replaced
-more often than applications change. A new replica also starts from this host's own document, unless the document
-may hold that replica's own statements.
+more often than applications change; without another one they stay for an hour, because after a reboot pods may come
+late. A new replica also starts from this host's own document, unless the document may hold that replica's own
+statements.
 
 When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
 tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
@@ -64,6 +65,8 @@ LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this host know the application"
 AGAIN_S: Final = 60.0
 """Seconds after which a folder without documents is read again."""
+ABSENT_S: Final = 3600.0
+"""Seconds for which statements stay about an application that is no longer here, or not yet here after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ class Federated:
         self._reading: Future[_Read] | None = None
         self._said: dict[str, dict[str, tuple[Statistic, ...]]] | None = None
         """Statements by application and LRA; ``EARLIER`` stands for replicas that are gone."""
+        self._here_s: dict[str, float] = {}
+        """When each application of ``_said`` was last on this host, in seconds since the epoch."""
         self._taken_back: set[tuple[str, str]] = set()
         self._scores_s: int | None = None
         self._again_s = -math.inf
@@ -184,6 +189,12 @@ class Federated:
         if again:
             with self._lock:
                 self._taken_back.add((application, lra))
+
+    def rename(self, lra: str, application: str) -> None:
+        """Note that other hosts know this LRA by another name from now on."""
+        met = self._waiting.get(lra)
+        if met is not None:
+            self._waiting[lra] = replace(met, application=application)
 
     def step(self, registry: Registry, versions: Callable[[str], str], now_s: float) -> dict[str, str]:
         """Call once per tick: start models whose contributions were read. Never waits.
@@ -347,7 +358,7 @@ class Federated:
         """Replace this host's document by one with the present knowledge of these models.
 
         The method never waits for the folder, which may be on a file system that hangs. ``present``: the LRAs of
-        this host, each with its application; statements about other applications are dropped.
+        this host, each with its application; statements about other applications are dropped after ``ABSENT_S``.
         """
         if not self._membership.contribute:
             return
@@ -395,7 +406,12 @@ class Federated:
         here = self._membership
         if self._said is None:
             self._resume()
-        said = self._said = of_present((self._said or {}), present, taken_back)
+        now = self._wall_clock()
+        before = self._said or {}
+        here_s = {application: min(self._here_s.get(application, now), now) for application in before}
+        here_s |= dict.fromkeys(present.values(), now)
+        self._here_s = {each: at_s for each, at_s in here_s.items() if now - at_s <= ABSENT_S}
+        said = self._said = of_present(before, present, taken_back, self._here_s)
         for file in files:
             lra, found = file.provenance.lra, contributed(file, here.hardware.threads_per_core)
             by = said.setdefault(file.provenance.known_as, {})
@@ -411,7 +427,6 @@ class Federated:
             corrections += [*now_said, *by[EARLIER]]
         self._scores_s = None if here.forecasts is None else written_at(here.forecasts)
         statistics = fitting([*corrections, *(read_scores(here.forecasts) if here.forecasts else ())])
-        now = self._wall_clock()
         self._generation = min(max(self._generation + 1, int(now)), EVERY_GENERATION)
         self._folder.write(Contribution(self._name, self._generation, now, here.hardware, statistics))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -26,7 +26,12 @@ SCORES: Final = "scores.json"
 """Name of the file with the worker's scores, in its folder."""
 ORIGINS: Final = "origins.json"
 """Name of the file with the origins of its forecasts, by workload."""
+NAMES: Final = "applications.json"
+"""Name of the file with the names by which other hosts know the workloads of which the worker has series."""
 log = logging.getLogger("perphd")
+
+
+_T = TypeVar("_T")
 
 
 class Reader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,7 +65,7 @@ def reader_from(text: str) -> Reader:
 
 def write_scores(folder: Path, scores: tuple[Statistic, ...]) -> None:
     """Replace the worker's scores. Raises PerphError, OSError."""
-    replace_text(folder / SCORES, msgspec.json.encode(scores).decode(), 0o600, synced=False)
+    replace_text(folder / SCORES, msgspec.json.encode(scores), 0o600, synced=False)
 
 
 def read_scores(folder: Path) -> tuple[Statistic, ...]:
@@ -87,19 +92,32 @@ def written_at(folder: Path) -> int | None:
 
 def write_origins(folder: Path, origins: Mapping[str, tuple[ForecastOrigin, ...]]) -> None:
     """Replace the origins of each workload's forecasts. Raises PerphError, OSError."""
-    replace_text(folder / ORIGINS, msgspec.json.encode(origins).decode(), 0o600, synced=False)
+    replace_text(folder / ORIGINS, msgspec.json.encode(origins), 0o600, synced=False)
 
 
 def read_origins(folder: Path) -> dict[str, tuple[ForecastOrigin, ...]]:
     """The origin of each workload's forecasts; nothing if the file is missing or damaged."""
-    path = folder / ORIGINS
+    return _read(folder / ORIGINS, dict[str, tuple[ForecastOrigin, ...]])
+
+
+def write_names(folder: Path, names: Mapping[str, str]) -> None:
+    """Replace the application of each workload. Raises PerphError, OSError."""
+    replace_text(folder / NAMES, msgspec.json.encode(names), 0o600, synced=False)
+
+
+def read_names(folder: Path) -> dict[str, str]:
+    """The application of each workload; nothing if the file is missing or damaged."""
+    return _read(folder / NAMES, dict[str, str])
+
+
+def _read(path: Path, kind: type[_T]) -> _T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[ForecastOrigin, ...]])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, msgspec.DecodeError) as exc:
         log.warning("%s: cannot be read: %s", path, exc)
-    return {}
+    return kind()
 
 
 def origin_hosts(told: Pooled) -> tuple[tuple[OriginHost, ...], tuple[OriginLeftOut, ...]]:

@@ -114,9 +114,13 @@ class Models:
             else:
                 self._registry.rebuild_here()
         for spec in specs:
-            if spec.kind is not Kind.LRA or spec.name in self._lives:
+            if spec.kind is not Kind.LRA:
                 continue
             known_as = application(spec.name)
+            if (known := self._lives.get(spec.name)) is not None:
+                if known.known_as != known_as:
+                    self._rename(known, known_as)
+                continue
             life = Life(spec, "learned here", application="" if known_as == spec.name else known_as)
             self._lives[spec.name] = life
             found = self._files.load(spec.name, partial(self._misfit, spec))
@@ -135,6 +139,14 @@ class Models:
         if self._federated is not None:
             for lra, words in self._federated.step(self._registry, self._version, now_s).items():
                 self._lives[lra].origin = words
+
+    def _rename(self, life: Life, known_as: str) -> None:
+        """Note that other hosts know an LRA by another name, because it is now declared by itself, or no longer."""
+        lra = life.spec.name
+        life.application = "" if known_as == lra else known_as
+        life.saved_samples = -1  # must be saved, so that the model is contributed under this name
+        if self._federated is not None:
+            self._federated.rename(lra, known_as)
 
     def _version(self, lra: str) -> str:
         return self._lives[lra].version
@@ -347,7 +359,9 @@ class Models:
         self._lives[spec.name] = life
         if self._federated is not None:
             self._federated.meet(spec.name, sli_of(spec), life.known_as, again=True)
-            self._federated.contribute((), self._present())  # at once: a restart would forget what to take back
+            self._federated.contribute(
+                (), self._present()
+            )  # at once: a restart would forget what to take back
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:

@@ -15,7 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from perphd.agent.contribution_folder import ContributionFolder
-from perphd.agent.forecast_scores import Reader, origin_hosts, read_origins, write_origins, write_scores
+from perphd.agent.forecast_scores import (
+    Reader,
+    origin_hosts,
+    read_names,
+    read_origins,
+    write_names,
+    write_origins,
+    write_scores,
+)
 from perphd.domain.belief import ForecastOrigin
 from perphd.domain.errors import PerphError
 from perphd.federated.pooling import Asking
@@ -35,6 +43,7 @@ class Exchange:
         self._priors: dict[Key, Prior] = {}
         self._problems: tuple[str, ...] = ()
         self._applications: Mapping[str, str] = {}
+        self._names = self._kept_names = read_names(folder)
         self._kept = read_origins(folder)
         self._origins = {
             (workload, each.series): each for workload, found in self._kept.items() for each in found
@@ -48,6 +57,7 @@ class Exchange:
         ``applications``: the workloads on this host, each with the name by which other hosts know it.
         """
         self._applications = applications
+        self._names = {**self._names, **applications}
         try:
             found = self._pooled(young, now_unix_s)
         except Exception as exc:  # forecasts work without a prior
@@ -57,11 +67,20 @@ class Exchange:
         return found
 
     def hand_over(self, series: Mapping[Key, Followed]) -> None:
-        """Write the scores for the daemon's contribution, once the names of the applications are known."""
+        """Write the scores for the daemon's contribution, once the names of the applications are known.
+
+        The series of a workload that is gone still speaks for its application, and of none that has no known name.
+        """
         if not self._applications:
             return
+        workloads = {workload for workload, _ in series}
+        self._names = {each: name for each, name in self._names.items() if each in workloads}
+        named = {key: each for key, each in series.items() if key[0] in self._names}
         try:
-            write_scores(self._folder, contributed(series, self._applications))
+            write_scores(self._folder, contributed(named, self._names))
+            if self._names != self._kept_names:
+                write_names(self._folder, self._names)
+                self._kept_names = self._names
         except (PerphError, OSError) as exc:
             log.warning("forecast scores are not contributed: %s", exc)
 

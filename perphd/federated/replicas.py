@@ -15,11 +15,15 @@ def of_present(
     said: Mapping[str, Mapping[str, tuple[Statistic, ...]]],
     present: Mapping[str, str],
     taken_back: Collection[tuple[str, str]],
+    absent: Collection[str] = (),
 ) -> dict[str, dict[str, tuple[Statistic, ...]]]:
-    """Statements about the applications present on this host. Those of replicas that are gone become ``EARLIER``."""
+    """Statements about the applications present on this host. Those of replicas that are gone become ``EARLIER``.
+
+    ``absent``: applications that are not here now and may be back soon; statements about them are kept as well.
+    """
     found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
     reset = {application for application, _ in taken_back}
-    for application in sorted(set(present.values()) & said.keys()):
+    for application in sorted({*present.values(), *absent} & said.keys()):
         by = dict(said[application])
         for each, lra in taken_back:
             if each == application:

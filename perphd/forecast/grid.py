@@ -105,8 +105,12 @@ def added(first: GridDistribution, second: GridDistribution) -> GridDistribution
     """The distribution of the sum of two independent usages."""
     if (first.capacity, first.cells) != (second.capacity, second.cells):
         raise ValueError("distributions on different grids cannot be added")
-    sums = np.convolve(first.shares, second.shares)
-    shares = np.maximum(sums[: first.cells + 1], 0.0)
+    certain = np.flatnonzero(second.shares)
+    if len(certain) == 1 and second.shares[certain[0]] == 1.0:  # a certain usage shifts the other one
+        shares = np.zeros_like(first.shares)
+        shares[certain[0] :] = first.shares[: len(shares) - certain[0]]
+    else:
+        shares = np.maximum(np.convolve(first.shares, second.shares)[: first.cells + 1], 0.0)
     return GridDistribution(first.capacity, shares, max(0.0, 1.0 - float(np.sum(shares))))
 
 

@@ -21,8 +21,8 @@ def replace_readable(target: Path, text: str) -> None:
     os.replace(temporary, target)
 
 
-def replace_text(target: Path, text: str, mode: int | None = None, *, synced: bool = True) -> None:
-    """Replace a file's text; its directory is made if it is missing.
+def replace_text(target: Path, text: str | bytes, mode: int | None = None, *, synced: bool = True) -> None:
+    """Replace a file's content; its directory is made if it is missing.
 
     ``mode``: its permissions from the first byte on, regardless of the umask; None: 0640 reduced by the umask.
     ``synced``: wait until it is on the disk. Otherwise a power failure may leave an empty file.
@@ -31,14 +31,15 @@ def replace_text(target: Path, text: str, mode: int | None = None, *, synced: bo
         ConfigError: it cannot be written; the old file is unchanged.
     """
     temporary = target.with_name(f".{target.name}.new")
+    content = text.encode() if isinstance(text, str) else text
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         descriptor = os.open(temporary, flags, 0o640 if mode is None else mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with os.fdopen(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
-            file.write(text)
+            file.write(content)
             if synced:
                 file.flush()
                 os.fsync(file.fileno())

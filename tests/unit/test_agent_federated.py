@@ -15,7 +15,17 @@ import pytest
 
 from perphd.agent import federated as agent_federated
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name
-from perphd.agent.federated import AGAIN_S, BEHIND, KEPT, LEFT, ON_TRIAL, TOO_LITTLE, Federated, Membership
+from perphd.agent.federated import (
+    ABSENT_S,
+    AGAIN_S,
+    BEHIND,
+    KEPT,
+    LEFT,
+    ON_TRIAL,
+    TOO_LITTLE,
+    Federated,
+    Membership,
+)
 from perphd.agent.forecast_scores import write_scores
 from perphd.agent.models import Models
 from perphd.agent.records import Records
@@ -55,6 +65,7 @@ class Daemon:
             lambda: self.wall_s,
             inline=True,
         )
+        self.known_as = APP.name
         self.registry = Registry("ogbrt")
         self.models = Models(
             self.registry, ModelFiles(state), self.records, lambda: self.wall_s, self.host.name,
@@ -69,7 +80,7 @@ class Daemon:
         return self
 
     def tick(self) -> Daemon:
-        self.models.follow((APP,), self.now_s)
+        self.models.follow((APP,), self.now_s, lambda _: self.known_as)
         return self
 
     def stop(self) -> None:
@@ -429,12 +440,50 @@ def test_a_removed_application_is_no_longer_spoken_of(tmp_path: Path) -> None:
     daemon.models.save_when_due((APP,), 0.0, 1.0)
     daemon.models.save_when_due((APP,), 10.0, 1.0)
     daemon.models.forget("app", 11.0)
+    daemon.wall_s += ABSENT_S + 1.0
     daemon.models.follow((replace(APP, name="other"),), 12.0)
     daemon.models.model("other").samples += 1
     daemon.models.close((replace(APP, name="other"),), 13.0, save=True)
     said = ContributionFolder(folder).own("host-00")
     assert said is not None
     assert said.statistics == ()
+
+
+def _spoken_of(folder: Path) -> set[str]:
+    said = ContributionFolder(folder).own("host-00")
+    assert said is not None
+    return {each.topic.application for each in said.statistics}
+
+
+def test_after_a_reboot_pods_may_come_late(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    Daemon(tmp_path, 0, folder).live(SAMPLES).stop()
+    later = Daemon(tmp_path, 0, folder, wall_s=NOW + 600.0)
+    later.federated.contribute((), {"other": "other"})
+    assert _spoken_of(folder) == {"app"}
+    later.wall_s += ABSENT_S - 1.0
+    later.federated.contribute((), {"other": "other"})
+    assert _spoken_of(folder) == {"app"}
+    later.wall_s += 2.0
+    later.federated.contribute((), {"other": "other"})
+    assert _spoken_of(folder) == set()
+
+
+def test_an_lra_that_is_declared_by_itself_later_speaks_for_itself(tmp_path: Path) -> None:
+    folder = tmp_path / "f"
+    found = Daemon(tmp_path, 0, folder)
+    found.known_as = "web"
+    found.live(SAMPLES).stop()
+    assert _spoken_of(folder) == {"web"}
+    later = Daemon(tmp_path, 0, folder)
+    later.known_as = "web"
+    later.tick()
+    later.known_as = "app"
+    later.tick().stop()
+    assert _spoken_of(folder) == {"app", "web"}, "what was learned as a replica stays for an hour"
+    later.wall_s += ABSENT_S + 1.0
+    later.federated.contribute((), {"app": "app"})
+    assert _spoken_of(folder) == {"app"}
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from perphd.cluster.scheduling.distribution import (
     FLEET_CELLS,
+    DistributionColumns,
     GangJob,
     RiskSettings,
     by_risk,
     gang_placement,
     most_valuable,
+    placeable,
     with_pod,
 )
 from perphd.cluster.scheduling.fleet import Fleet, NodeScore, Scores
@@ -114,6 +116,23 @@ def test_one_product_gives_what_convolution_gives(running, task, tasks):
         assert found.terms[term][0] == pytest.approx(joined.over, abs=1e-9)
 
 
+@given(
+    st.lists(st.tuples(st.floats(1, 512), st.floats(0.01, 1)), min_size=1, max_size=80),
+    st.lists(st.tuples(st.floats(1, 200), st.floats(0.01, 1)), min_size=1, max_size=80),
+    st.integers(1, 3),
+)
+def test_one_machine_gets_the_same_risk_as_among_all(running, task, tasks):
+    gib = 512 / GIB
+    memory, cores = _law(dict(running), 512.0), _law({3.0: 1.0}, 512.0)
+    used = node("used", cores=512.0, gib=gib, running_memory=memory, running_cores=cores)
+    fleet = Fleet([node("free", cores=512.0, gib=gib), used])
+    new = pod("t", cores_law=dict(task), memory_law=dict(task))
+    for row in (0, 1):
+        among = by_risk(fleet, new, fleet.rows[row : row + 1], ANY, tasks)
+        expected = [float(among.terms[term][0]) for term in ("P(CPU over)", "P(memory over)")]
+        assert fleet.columns(DistributionColumns).over_at(new, tasks, row) == tuple(expected)
+
+
 def test_expected_utility_is_the_published_one():
     """8 CPUs, requests 4 and 4, work 40 CPU s, deadline 12 s: E[U(T)] = .5, with P(no eviction) = .91 -> .455."""
     profile = node(
@@ -148,9 +167,9 @@ def test_a_gang_starts_together_or_not_at_all_and_shares_one_draw():
     assert gang_placement(Fleet(machines), new, 5, lambda t: 1.0) is None
     late = GangJob(new, 1, lambda t: 0.1)
     worthy, unplaceable = GangJob(new, 2, lambda t: 0.7), GangJob(new, 5, lambda t: 9.0)
-    first = most_valuable(Fleet(machines), [late, unplaceable, worthy])
-    assert first is not None
-    assert first[0] is worthy
+    with_room = placeable(Fleet(machines), [late, unplaceable, worthy])
+    assert [job for job, _ in with_room] == [late, worthy]
+    assert most_valuable(with_room)[0] is worthy
 
 
 def _prophet_node(name="n", capacity=300.0):

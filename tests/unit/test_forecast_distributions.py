@@ -268,3 +268,19 @@ def test_a_divided_law_keeps_the_mean_of_sums_on_a_coarse_grid() -> None:
     spread = of_values(np.linspace(1.0, 70.0, 500))
     fine = of_law(lambda values: shares_to(spread, values), 80.0, 32)
     assert mean_of(fine) == pytest.approx(spread.mean, abs=2.5 / 4)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 12), st.floats(0.01, 1)), min_size=1, max_size=20),
+    st.floats(0, 12),
+    st.integers(1, 3),
+)
+def test_a_certain_usage_shifts_another_one_exactly_as_convolution_does(other, certain, tasks):
+    first, second = (
+        of_outcomes(dict(other), 10.0, 64),
+        multiplied(of_outcomes({certain: 0.3}, 10.0, 64), tasks),
+    )
+    found = added(first, second)
+    shares = np.maximum(np.convolve(first.shares, second.shares)[:65], 0.0)
+    assert found.shares.tolist() == shares.tolist()
+    assert found.over == max(0.0, 1.0 - float(np.sum(shares)))

@@ -414,6 +414,21 @@ def test_of_several_workloads_of_one_declaration_the_one_with_the_most_values_sp
     assert {each.topic.application for each in found} == {"web"}
 
 
+def test_series_of_a_workload_that_is_gone_still_speak_for_its_application(tmp_path: Path) -> None:
+    series = {("web.a", KEY[1]): followed(LONG["sine"][0])}
+    exchange = Exchange(reader(tmp_path), tmp_path)
+    exchange.priors(set(), NOW, {"web.a": "web"})
+    exchange.hand_over(series)
+    said = read_scores(tmp_path)
+    assert {each.topic.application for each in said} == {"web"}
+    for process in (exchange, Exchange(reader(tmp_path), tmp_path)):
+        process.priors(set(), NOW, {"web.b": "web"})  # the pod was replaced
+        process.hand_over(series)
+        assert read_scores(tmp_path) == said
+    exchange.hand_over({("nobody", KEY[1]): series["web.a", KEY[1]]})
+    assert read_scores(tmp_path) == (), "nobody knows whose they are"
+
+
 def test_workloads_of_one_declaration_begin_as_on_other_hosts_and_hear_their_own(
     tmp_path: Path, fleet: list[Contribution]
 ) -> None:

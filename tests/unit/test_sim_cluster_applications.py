@@ -60,9 +60,20 @@ def test_the_published_sizes_of_two_applications(order: Order, mean_s: float) ->
     assert _mean_s(run(applications, 10, rebalanced, order)) == pytest.approx(mean_s)
 
 
-def test_an_application_as_large_as_the_cluster_is_served() -> None:
-    whole = [Application("before", 0.0, 4, 0, 5.0), Application("whole", 1.0, 10, 0, 5.0)]
-    assert [each.ended_s for each in run(whole, 10).completions] == [5.0, 10.0]
+@pytest.mark.parametrize(
+    ("rule", "preemptive"), [(rigid, False), (malleable, False), (rebalanced, False), (rebalanced, True)]
+)
+def test_the_boundary_of_a_core_that_equals_the_capacity(rule: Rule, preemptive: bool) -> None:
+    """C = R: with the printed "less than" it would block the queue forever, in both algorithms."""
+    applications = [
+        Application("before", 0.0, 4, 0, 5.0),
+        Application("whole", 1.0, 10, 0, 5.0, interactive=preemptive),
+    ]
+    order = Order.SRPT if preemptive else Order.FIFO
+    assert [each.ended_s for each in run(applications, 10, rule, order, preemptive).completions] == [
+        5.0,
+        10.0,
+    ]
 
 
 def test_an_application_that_never_fits_is_refused() -> None:
@@ -82,6 +93,21 @@ def test_preemption_overcommits_nothing_and_serves_the_urgent_one_at_once() -> N
     urgent = next(each for each in served.completions if each.application.name == "h")
     assert urgent.queued_s == 0.0
     assert urgent.turnaround_s == pytest.approx(1.0)
+    assert served.allocated_ratio <= 1.0
+
+
+def test_the_published_counterexample_of_algorithm_2_waits_and_overcommits_nothing() -> None:
+    """Printed, it grants 13 of 10 units: a core of 5 fits the 12 elastic units that are wanted, not the 2 granted."""
+    applications = [
+        Application("A", 0.0, 4, 6, 100.0),
+        Application("B", 1.0, 4, 6, 50.0),
+        Application("H", 2.0, 5, 0, 1.0, interactive=True),
+    ]
+    served = run(applications, 10, order=Order.SRPT, preemptive=True)
+    ended_s = {each.application.name: each.ended_s for each in served.completions}
+    b_ends_s = 1.0 + 500.0 / 6.0  # B preempts A: 4 + 2 units, beside 4
+    assert ended_s["B"] == pytest.approx(b_ends_s)
+    assert ended_s["H"] == pytest.approx(b_ends_s + 1.0)
     assert served.allocated_ratio <= 1.0
 
 

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perphd.cluster.scheduling.placement import PlacementSettings
+from perphd.domain.errors import PerphError
 from perphd.domain.workload import Objective
 from perphd.qos.event_mode import CopperEvent
 from perphd.sim.cluster import checkpoint
@@ -183,7 +185,30 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(PerphError, match="No space"):
         kept.save(simulator)
     assert path.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = results(fresh(SETTINGS["distributions"]).run(UNTIL_S))
+    monkeypatch.setattr(os, "fsync", _full_twice(os.fsync))
+    kept = Checkpoints(tmp_path / "run", "r", EVERY_S)
+    assert results(fresh(SETTINGS["distributions"]).run(UNTIL_S, after_cycle=kept.after_cycle)) == wanted
+    assert caplog.text.count("no checkpoint at 0.0") == 2
+    assert "No space left on device" in caplog.text
+    assert kept.load() is not None, "it is tried again when the next one is due"
+
+
+def _full_twice(fsync: Callable[[int], None]) -> Callable[[int], None]:
+    refused = iter((True, True))
+
+    def full(descriptor: int) -> None:
+        if next(refused, False):
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    return full

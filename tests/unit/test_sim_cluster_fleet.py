@@ -102,6 +102,26 @@ def test_schedulers_that_meet_on_a_node_deploy_one():
     replayed(result.events)  # nobody runs twice
 
 
+def test_a_limit_on_batch_counts_new_pods_at_their_requests():
+    unlimited, roomy = _run(), _run(batch_limit=1e9)
+    assert digest(roomy.events) == digest(unlimited.events)
+    workload = drawn(SHAPE, 1)
+    batch = np.array([pod.kind is PodKind.BATCH for pod in workload.pods])
+    none = _run(workload=workload, batch_limit=0.0)
+    assert np.isnan(none.started_s[batch]).all()
+    assert not np.isnan(none.started_s[~batch]).any()
+    simulator = FleetSimulator(
+        workload, SHAPE.nodes, FleetSettings(PlacementSettings("alignment"), batch_limit=0.2)
+    )
+    simulator.run(900.0)
+    first_s = np.nanmin(simulator.result.started_s[batch])
+    together: dict[int, float] = {}
+    for event in simulator.result.events:
+        if event.kind is FleetEventKind.STARTED and event.at_s == first_s and batch[event.pod]:
+            together[event.node] = together.get(event.node, 0.0) + workload.pods[event.pod].cores
+    assert max(together.values()) <= 0.2 * simulator.machine.cpus
+
+
 def test_pairs_are_learned_as_nodes_learn_them():
     rng = np.random.default_rng(0)
     names = ["a", "b", "c"]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perphd.forecast.gaussian_process import GaussianProcess
 from perphd.forecast.series import Forecaster, LastValue, Smoothing
 from perphd.sim.cluster.shaped import Limit, ShapedApplication, ShapedCluster, ShapedRun
 from perphd.sizing.shaper import Resource, ShaperMode, ShaperSettings
@@ -93,6 +94,18 @@ def test_every_application_ends_and_all_memory_is_free_again(
     if limit is Limit.HARD:
         assert found.allocated_ratio <= 1.0 + 1e-9
     assert min(found.turnaround_s) >= 0.99 * min(each.run_s for each in applications)
+
+
+def test_series_are_forecast_together_as_each_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GaussianProcess(10, 10, refit_every=10)
+    together = _run(0, Mode.PESSIMISTIC, model)
+    monkeypatch.setattr(
+        "perphd.sim.cluster.shaped.predictions",
+        lambda model, fitted, values: [
+            model.predict(each, own) for each, own in zip(fitted, values, strict=True)
+        ],
+    )
+    assert _run(0, Mode.PESSIMISTIC, model) == together
 
 
 def test_an_application_whose_core_never_fits_is_refused() -> None:

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from perphd.batch.admission import EPSILON_HARD, EPSILON_SOFT, expected_utility
-from perphd.cluster.scheduling.fleet import BaseColumns, Fleet, Rows, Scores, node_names
+from perphd.cluster.scheduling.fleet import Fleet, Rows, Scores, node_names
 from perphd.cluster.scheduling.profile import NodeProfile, Pod
 from perphd.forecast.grid import GridDistribution, added, multiplied, of_outcomes
 from perphd.forecast.histogram import Floats
 
+_JOBS_KEPT: Final = 1 << 12
+_VALUES_KEPT: Final = 1 << 9
+"""Distributions of a number of a job's tasks, and values of tasks on a node, that are remembered."""
 FLEET_CELLS: Final = 512
 """Cells of a node's grid: 4 KiB per node and resource. 1024 cells would halve the rounding error at twice the memory.
 """
@@ -49,6 +53,30 @@ def running_laws(profile: NodeProfile) -> tuple[GridDistribution, GridDistributi
     return cores, memory
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tasks:
+    """Use of some tasks of one job: ``shares`` of the grid's cells ``places`` (None: of all), and ``over``."""
+
+    places: Rows | None
+    shares: Floats
+    over: float
+
+
+def _tasks(law: Mapping[float, float], tasks: int, capacity: float) -> _Tasks:
+    whole = multiplied(of_outcomes(law, capacity, FLEET_CELLS), tasks)
+    used = np.nonzero(whole.shares)[0]
+    if len(used) * 8 < len(whole.shares):  # for few outcomes, use only their columns
+        return _Tasks(used, whole.shares[used], whole.over)
+    return _Tasks(None, whole.shares, whole.over)
+
+
+@lru_cache(_JOBS_KEPT)
+def _tasks_of(pod: Pod, tasks: int, cores: float, memory_bytes: float) -> tuple[_Tasks, _Tasks]:
+    """CPU and memory of some tasks of a pod's job on a node of this size."""
+    laws = pod.laws()
+    return _tasks(laws[0], tasks, cores), _tasks(laws[1], tasks, memory_bytes)
+
+
 class _Resource:
     """Distributions of one resource: row i of ``beyond`` holds P(running > (G - k) cells) for k = 0 .. G."""
 
@@ -70,17 +98,20 @@ class _Resource:
         capacity = self.capacity[rows]
         found = np.empty(len(rows))
         for each in np.unique(capacity).tolist():
-            task = multiplied(of_outcomes(law, each, FLEET_CELLS), tasks)
+            task = _tasks(law, tasks, each)
             same = np.nonzero(capacity == each)[0]
             chosen = rows[same]
             beyond = self.beyond if len(chosen) == len(self.beyond) else self.beyond[chosen]
-            used = np.nonzero(task.shares)[0]
-            if len(used) * 8 < len(task.shares):  # for few outcomes, use only their columns
-                found[same] = beyond[:, used] @ task.shares[used] + task.over
-            else:
-                found[same] = beyond @ task.shares + task.over
+            if task.places is not None:
+                beyond = beyond[:, task.places]
+            found[same] = beyond @ task.shares + task.over
         result: Floats = np.clip(found, 0.0, 1.0)
         return result
+
+    def over_at(self, task: _Tasks, row: int) -> float:
+        """``over`` of one row: the same value in a tenth of the time."""
+        beyond = self.beyond[row] if task.places is None else self.beyond[row, task.places]
+        return min(1.0, max(0.0, float(beyond @ task.shares) + task.over))
 
 
 class DistributionColumns:
@@ -97,8 +128,21 @@ class DistributionColumns:
         self.cores.put(row, cores)
         self.memory.put(row, memory)
 
+    def over_at(self, pod: Pod, tasks: int, row: int) -> tuple[float, float]:
+        """P(CPU over) and P(memory over) of one row with ``tasks`` tasks of a job."""
+        cores, memory = _tasks_of(
+            pod, tasks, float(self.cores.capacity[row]), float(self.memory.capacity[row])
+        )
+        return self.cores.over_at(cores, row), self.memory.over_at(memory, row)
+
 
 DEFAULT_RISK: Final = RiskSettings()
+
+
+@lru_cache(8)
+def _chances(seed: int, count: int) -> Floats:
+    """The order among equals."""
+    return np.random.default_rng(seed).random(count)
 
 
 def by_risk(
@@ -110,7 +154,7 @@ def by_risk(
     memory_over = columns.memory.over(memory_law, tasks, rows)
     cores_over = columns.cores.over(cores_law, tasks, rows)
     free_memory, free_cores = columns.memory.free[rows], columns.cores.free[rows]
-    chance = np.random.default_rng(settings.seed).random(len(rows))
+    chance = _chances(settings.seed, len(rows))
     order = np.lexsort((chance, free_cores, free_memory, cores_over, memory_over))
     place = np.empty(len(rows))
     place[order] = np.arange(len(rows))
@@ -156,27 +200,29 @@ def gang_placement(
     over the slowest task, whose cost grows with the product of all machines' outcomes.
     """
     rows = fleet.rows
-    placed: dict[int, int] = {}
+    columns = fleet.columns(DistributionColumns)
     base = by_risk(fleet, pod, rows, settings)
     keys = np.stack(list(base.terms.values()))
     feasible = base.feasible
-    chance = np.random.default_rng(settings.seed).random(len(rows))
-    order = np.lexsort((chance, *keys[::-1]))
+    chance = _chances(settings.seed, len(rows))
+    mean_cores, mean_memory = (
+        sum(value * p for value, p in law.items()) / sum(law.values()) for law in pod.laws()
+    )
+    placed: dict[int, int] = {}
     chosen: list[str] = []
     for _ in range(tasks):
-        head = next((int(place) for place in order if feasible[place]), None)
-        if head is None:
+        if not feasible.any():
             return None
-        placed[head] = placed.get(head, 0) + 1
-        chosen.append(fleet.profiles[head].node)
-        again = by_risk(fleet, pod, rows[head : head + 1], settings, placed[head] + 1)
-        keys[:, head] = [values[0] for values in again.terms.values()]
-        law = pod.laws()
-        mean = [sum(value * p for value, p in each.items()) / sum(each.values()) for each in law]
-        keys[2, head] -= mean[1] * placed[head]
-        keys[3, head] -= mean[0] * placed[head]
-        feasible[head] = again.feasible[0]
         order = np.lexsort((chance, *keys[::-1]))
+        head = int(order[feasible[order].argmax()])
+        placed[head] = own = placed.get(head, 0) + 1
+        chosen.append(fleet.profiles[head].node)
+        cores_over, memory_over = columns.over_at(pod, own + 1, head)
+        keys[:, head] = (
+            memory_over, cores_over, columns.memory.free[head] - mean_memory * own,
+            columns.cores.free[head] - mean_cores * own,
+        )  # fmt: skip
+        feasible[head] = memory_over <= settings.memory and cores_over <= settings.cores
     return _valued(fleet, pod, placed, tuple(chosen), utility)
 
 
@@ -187,25 +233,28 @@ def _valued(
     chosen: tuple[str, ...],
     utility: Callable[[float], float],
 ) -> GangPlacement:
-    columns, base = fleet.columns(DistributionColumns), fleet.columns(BaseColumns)
-    cores_law, memory_law = pod.laws()
+    columns = fleet.columns(DistributionColumns)
     stays, worth = 1.0, 1.0 if pod.work_cpu_s == np.inf else np.inf
     for row, tasks in placed.items():
-        at = np.array([row])
-        stays *= 1.0 - float(columns.memory.over(memory_law, tasks, at)[0])
-        if pod.work_cpu_s == np.inf:
-            continue
-        running, _ = running_laws(fleet.profiles[row])
-        here = expected_utility(
-            pod.work_cpu_s * tasks,
-            {value * tasks: p for value, p in cores_law.items()},
-            coarse(running),
-            float(base.of("cores", at)[0]),
-            (pod.cores * tasks, max(float(base.of("requested_cores", at)[0]), 1e-9)),
-            utility,
-        )
-        worth = min(worth, here)
+        stays *= 1.0 - columns.over_at(pod, tasks, row)[1]
+        if pod.work_cpu_s != np.inf:
+            worth = min(worth, _utility_at(fleet.profiles[row], pod, tasks, utility))
     return GangPlacement(chosen, stays, stays * worth)
+
+
+@lru_cache(_VALUES_KEPT)
+def _utility_at(profile: NodeProfile, pod: Pod, tasks: int, utility: Callable[[float], float]) -> float:
+    """E[U] of some tasks of a job on one node. It is needed again until the node or the time changes."""
+    cores_law, _ = pod.laws()
+    running, _ = running_laws(profile)
+    return expected_utility(
+        pod.work_cpu_s * tasks,
+        {value * tasks: p for value, p in cores_law.items()},
+        coarse(running),
+        profile.cores,
+        (pod.cores * tasks, max(profile.requested_cores, 1e-9)),
+        utility,
+    )
 
 
 COARSE_OUTCOMES: Final = 16
@@ -242,13 +291,19 @@ class GangJob:
     utility: Callable[[float], float]
 
 
-def most_valuable(
+def placeable(
     fleet: Fleet, waiting: Sequence[GangJob], settings: RiskSettings = DEFAULT_RISK
-) -> tuple[GangJob, GangPlacement] | None:
-    """The waiting job to place next: the schedulable job with the highest E[utility]; None if no job can be placed."""
-    best: tuple[GangJob, GangPlacement] | None = None
-    for job in waiting:
-        found = gang_placement(fleet, job.pod, job.tasks, job.utility, settings)
-        if found is not None and (best is None or found.utility > best[1].utility):
-            best = job, found
-    return best
+) -> list[tuple[GangJob, GangPlacement]]:
+    """The jobs for which there is room, each with its placement beside the running jobs.
+
+    A job without room has none after another one has started, so the next choice is among these.
+    """
+    found = ((job, gang_placement(fleet, job.pod, job.tasks, job.utility, settings)) for job in waiting)
+    return [(job, placement) for job, placement in found if placement is not None]
+
+
+def most_valuable(
+    found: Sequence[tuple[GangJob, GangPlacement]],
+) -> tuple[GangJob, GangPlacement]:
+    """The job to place next: that of the highest E[utility], and the first one of several."""
+    return max(found, key=lambda each: each[1].utility)

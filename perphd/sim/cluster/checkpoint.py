@@ -17,9 +17,9 @@ read that belongs to this user and that nobody else may write.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
+import logging
 import os
 import pickle
 import stat
@@ -32,10 +32,12 @@ import numpy as np
 
 import perphd
 from perphd.domain.errors import PerphError
+from perphd.host.state_files import replace_text
 from perphd.sim.cluster.simulator import FleetSimulator
 
 FORMAT: Final = "perphd fleet checkpoint 1"
 _HEAD_BYTES: Final = 512
+log = logging.getLogger("perphd.sim")
 
 
 class CheckpointRefused(PerphError):
@@ -86,31 +88,28 @@ class Checkpoints:
 
     def after_cycle(self, simulator: FleetSimulator) -> None:
         """Save the simulator if ``every_s`` has passed since the last time. ``FleetSimulator.run`` calls this method
-        after each cycle. Raises OSError.
+        after each cycle.
+
+        If a checkpoint cannot be written, a warning is logged and the run goes on; the next one is tried when it is due.
         """
         if self._due_s is None:
             self._due_s = simulator.now_s + self._every_s
         if simulator.now_s >= self._due_s:
-            self.save(simulator)
+            try:
+                self.save(simulator)
+            except PerphError as exc:
+                log.warning("no checkpoint at %.2f h: %s", simulator.now_s / 3600.0, exc)
             self._due_s = simulator.now_s + self._every_s
 
     def save(self, simulator: FleetSimulator) -> None:
-        """Replace the checkpoint. Raises OSError, and then the previous checkpoint is unchanged."""
+        """Replace the checkpoint.
+
+        Raises:
+            ConfigError: it cannot be written. The previous checkpoint is unchanged.
+        """
         body = pickle.dumps(simulator, protocol=pickle.HIGHEST_PROTOCOL)
         head = "\n".join((FORMAT, code_digest(), self._run, hashlib.sha256(body).hexdigest(), ""))
-        temporary = self._path.with_name(f".{self._path.name}.new")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(head.encode())
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        replace_text(self._path, head.encode() + body, 0o600)
 
     def _read(self) -> bytes:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -5,8 +5,8 @@ proportion to requests, so a task on a full machine takes longer; memory beyond 
 machine evicts jobs in the order of ``perphd.batch.sharing.evicted``, best effort first. An evicted or
 preempted job loses its work and waits again.
 
-Every 15 s in which something changed, ``perphd.cluster.scheduling.distribution.most_valuable`` names the next
-waiting job and its machines, until no job can be placed. Without over-estimate handling, a job whose
+Every 15 s in which something changed, ``perphd.cluster.scheduling.distribution`` names the next waiting job and
+its machines (``placeable``, ``most_valuable``), until no job can be placed. Without over-estimate handling, a job whose
 estimates say that it cannot meet its deadline is not tried before the deadline has passed. If a job with a
 deadline finds no room, best-effort jobs give way. The job that uses most beyond its request goes first.
 """
@@ -31,6 +31,7 @@ from perphd.cluster.scheduling.distribution import (
     RiskSettings,
     gang_placement,
     most_valuable,
+    placeable,
 )
 from perphd.cluster.scheduling.fleet import Fleet
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
@@ -113,6 +114,14 @@ class _Running:
     least_cores: float = math.inf
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sum:
+    """Use of a machine's jobs up to ``last``, a job's pod and its number of tasks there: CPUs and memory."""
+
+    last: tuple[Pod, int]
+    totals: tuple[GridDistribution, GridDistribution]
+
+
 class PastUse:
     """Records of earlier jobs by kind: CPUs, memory and CPU time of a task."""
 
@@ -172,6 +181,8 @@ class PackedCluster:
         self._pods: dict[int, Pod] = {}
         self._running: dict[int, _Running] = {}
         self._here: list[dict[int, int]] = [{} for _ in range(machines)]
+        self._nothing = nothing(cores, FLEET_CELLS), nothing(memory_bytes, FLEET_CELLS)
+        self._sums: list[list[_Sum]] = [[] for _ in range(machines)]
         self._fleet = Fleet(self._profile(machine) for machine in range(machines))
         self.outcome = PackedOutcome()
         self.events: list[FleetEvent] = []
@@ -223,9 +234,12 @@ class PackedCluster:
 
     def _decide(self, now_s: float) -> None:
         jobs = [self._gang(number, now_s) for number in self._considered(now_s)]
-        while (found := most_valuable(self._fleet, jobs, self._risk)) is not None:
-            self._start(found[0], found[1], now_s)
-            jobs.remove(found[0])
+        found = placeable(self._fleet, jobs, self._risk)
+        while found:
+            job, placement = most_valuable(found)
+            self._start(job, placement, now_s)
+            jobs.remove(job)
+            found = placeable(self._fleet, [each for each, _ in found if each is not job], self._risk)
         urgent = [job for job in jobs if (self._works[int(job.pod.name)].deadline_s or 0.0) > now_s]
         if urgent and self._policy is not PackedPolicy.NO_PREEMPTION:
             self._make_room(urgent[0], now_s)
@@ -302,16 +316,25 @@ class PackedCluster:
             self._fleet.put(self._profile(machine, without))
 
     def _profile(self, machine: int, without: Sequence[int] = ()) -> NodeProfile:
-        pods: list[Pod] = []
-        cores, memory = nothing(self._cores, FLEET_CELLS), nothing(self._memory, FLEET_CELLS)
-        for number, tasks in self._here[machine].items():
-            if number in without:
-                continue
-            pod = self._running[number].pod
-            pods += [pod] * tasks
+        here = [
+            (self._running[number].pod, tasks)
+            for number, tasks in self._here[machine].items()
+            if number not in without
+        ]
+        sums, kept = self._sums[machine], 0
+        while kept < min(len(sums), len(here)) and sums[kept].last == here[kept]:
+            kept += 1
+        sums = sums[:kept]
+        for pod, tasks in here[kept:]:
+            cores, memory = sums[-1].totals if sums else self._nothing
             laws = pod.laws()
             cores = added(cores, multiplied(_grid(laws[0], self._cores), tasks))
             memory = added(memory, multiplied(_grid(laws[1], self._memory), tasks))
+            sums.append(_Sum((pod, tasks), (cores, memory)))
+        if not without:
+            self._sums[machine] = sums
+        cores, memory = sums[-1].totals if sums else self._nothing
+        pods = [pod for pod, tasks in here for _ in range(tasks)]
         return NodeProfile(
             str(machine), 1, 0.0, math.inf, self._cores, self._memory, tuple(pods),
             running_cores=cores, running_memory=memory,

@@ -31,9 +31,10 @@ from typing import Final
 
 import numpy as np
 
+from perphd.domain.quick import maker
 from perphd.domain.reading import Unavailable
 from perphd.forecast.histogram import Floats
-from perphd.forecast.series import Fitted, Forecaster, SeriesForecast
+from perphd.forecast.series import Fitted, Forecaster, SeriesForecast, predictions
 from perphd.sizing.shaper import (
     Component,
     Demand,
@@ -59,6 +60,7 @@ class Limit(Enum):
 
 
 _ROUNDING: Final = 1e-9
+_make_component, _make_demand = maker(Component), maker(Demand)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,7 +234,7 @@ class ShapedCluster:
 
     def _shape(self) -> None:
         by_host: dict[int, list[_Part]] = {}
-        forecasts = {served.rank: self._forecast(served) for served in self._serving}
+        forecasts = self._forecasts()
         for served in self._serving:
             for part in served.parts:
                 by_host.setdefault(part.host, []).append(part)
@@ -265,14 +267,14 @@ class ShapedCluster:
             else 0.0
         )
         known = isinstance(forecast, SeriesForecast)
-        return Component(
+        return _make_component(
             part.name,
             owner.application.name,
             owner.rank,
             part.role,
             (self._window - part.since) * WINDOW_S,
             {
-                Resource.MEMORY: Demand(
+                Resource.MEMORY: _make_demand(
                     reserved,
                     used,
                     part.held,
@@ -287,17 +289,27 @@ class ShapedCluster:
             rung=part.rung,
         )
 
-    def _forecast(self, served: _Served) -> SeriesForecast | Unavailable:
-        if self._forecaster is None:
-            return SeriesForecast(served.use_at(self._window), 0.0)
-        if len(served.history) < self._forecaster.least:
-            return Unavailable("too few windows")
-        values = np.asarray(served.history[-self._forecaster.history - 1 :], dtype=np.float64)
-        if len(served.history) - served.fitted_at >= self._forecaster.refit_every:
-            served.fitted, served.fitted_at = self._forecaster.fit(values), len(served.history)
-        if served.fitted is None:
-            return Unavailable("the forecast model does not fit these windows")
-        return self._forecaster.predict(served.fitted, values)
+    def _forecasts(self) -> dict[int, SeriesForecast | Unavailable]:
+        """The next window's use of every application in service, by rank."""
+        model = self._forecaster
+        if model is None:
+            return {each.rank: SeriesForecast(each.use_at(self._window), 0.0) for each in self._serving}
+        found: dict[int, SeriesForecast | Unavailable] = {}
+        ranks, fitted, values = [], [], []
+        for served in self._serving:
+            if len(served.history) < model.least:
+                found[served.rank] = Unavailable("too few windows")
+                continue
+            recent = np.asarray(served.history[-model.history - 1 :], dtype=np.float64)
+            if len(served.history) - served.fitted_at >= model.refit_every:
+                served.fitted, served.fitted_at = model.fit(recent), len(served.history)
+            if served.fitted is None:
+                found[served.rank] = Unavailable("the forecast model does not fit these windows")
+                continue
+            ranks.append(served.rank)
+            fitted.append(served.fitted)
+            values.append(recent)
+        return found | dict(zip(ranks, predictions(model, fitted, values), strict=True))
 
     def _preempt(self, part: _Part, rung: Rung) -> None:
         if rung is Rung.END:

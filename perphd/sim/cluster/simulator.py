@@ -21,7 +21,7 @@ import numpy as np
 
 from perphd.batch.sharing import MemoryUser, evicted
 from perphd.cluster.scheduling.distribution import FLEET_CELLS
-from perphd.cluster.scheduling.fleet import BaseColumns, Fleet
+from perphd.cluster.scheduling.fleet import BaseColumns, Fleet, Rows
 from perphd.cluster.scheduling.optum import MatchedColumns
 from perphd.cluster.scheduling.placement import (
     PlacementDecision,
@@ -66,7 +66,8 @@ class FleetSettings:
     None: ``targets.late_services``. ``rounds``: rounds of the node model per tick. ``together``: places up to
     ``group`` waiting services at once, in place of the policy. ``copper``: batch is placed by the nodes'
     offers to copper, in place of the policy. ``pairing``: computes the sums of Optum's least pairs; None: the
-    product's own.
+    product's own. ``batch_limit``: batch starts only on nodes whose use leaves room for its request within this
+    share of the CPUs; a pod counts at its request until its use is measured.
     """
 
     placement: PlacementSettings
@@ -81,6 +82,7 @@ class FleetSettings:
     group: int = 15
     copper: CopperSettings | None = None
     pairing: Callable[[HostUsage], float] | None = None
+    batch_limit: float | None = None
 
 
 class FleetSimulator:
@@ -273,7 +275,17 @@ class FleetSimulator:
         self.result.decisions += 1
         if self._copper is not None and not self._service[pod]:
             return self._copper.decided(self._fleet, self._pod(pod), now_s)
-        return decided(self._fleet, self._pod(pod), now_s, self.settings.placement)
+        limit = None if self._service[pod] else self.settings.batch_limit
+        allowed = None if limit is None else self._with_room(pod, limit * self.machine.cpus)
+        return decided(self._fleet, self._pod(pod), now_s, self.settings.placement, allowed)
+
+    def _with_room(self, pod: int, cpus: float) -> Rows:
+        """Nodes on which this pod's request fits into ``cpus`` beside the use."""
+        used, new = self._cores.copy(), list(self._new)
+        used[new] = self._request[new]
+        running = np.nonzero(self._node >= 0)[0]
+        total = np.bincount(self._node[running], used[running], self.nodes)
+        return np.nonzero(total + self._request[pod] <= cpus)[0]
 
     def _start(self, pod: int, node: int, now_s: float) -> int:
         self._run(pod, node, now_s)

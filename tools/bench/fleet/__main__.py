@@ -2,8 +2,8 @@
 
 python -m tools.bench.fleet [--seeds 5] [--applications 10000] [--only NAME,...] [--out FOLDER]
 
-Names: allocation, sizes, preemption, shaping, calibration, placing, scale, deadlines, samples, staging, packing.
-FOLDER receives the results (see ``tools.bench.fleet.runs``): an interrupted bench continues, and the report has plots.
+Names: allocation, sizes, preemption, shaping, calibration, placing, limits, scale, deadlines, samples, staging,
+packing. FOLDER receives results, plots and a report (``tools.bench.fleet.runs``); an interrupted bench continues there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tools.bench.batch_queue.spread import ratio_interval
 from tools.bench.fleet.calibration import calibration_of
 from tools.bench.fleet.deadlines import SAMPLES, planned_run, sampled_run
 from tools.bench.fleet.packing import packed_run
-from tools.bench.fleet.placing import POLICIES, placed
+from tools.bench.fleet.placing import LIMITED, POLICIES, PlacingFigures, limited_run, placed
 from tools.bench.fleet.rules import malleable, rigid
 from tools.bench.fleet.runs import BenchRuns, CaseRun
 from tools.bench.fleet.scale import FLEETS, scaled
@@ -175,20 +175,31 @@ class Tables:
 
     def placing(self) -> None:
         """Placement policies on one workload each seed, beside Alibaba's alignment."""
-        self._head(
-            "policy | CPUs in use | violations | not degraded | slower | batch, CPU h | batch waits, s | late"
+        self._placed("placing", self._each("placing", placed, POLICIES))
+
+    def limits(self) -> None:
+        """The alignment and N-sigma with limits on batch, which lower violations."""
+        found = self._each("limits", limited_run, LIMITED)
+        self._placed(
+            "limits", {f"{policy}, batch within {limit:g}": r for (policy, limit), r in found.items()}
         )
-        found = self._each("placing", placed, POLICIES)
+
+    def _placed(self, name: str, found: Mapping[str, Sequence[PlacingFigures]]) -> None:
+        self._head(
+            "policy | CPUs in use | violations | not degraded | slower | hindered | batch, CPU h | batch waits, s "
+            "| late"
+        )
         for policy, runs in found.items():
             self._row(
                 policy, _spread([one.fleet_ratio for one in runs]),
                 f"{statistics.mean(one.violations for one in runs):.1%}",
                 f"{statistics.mean(one.undegraded for one in runs):.1%}",
                 f"{statistics.mean(one.slower for one in runs):.1%}",
+                f"{statistics.mean(one.hindered for one in runs):.1%}",
                 _spread([one.work_cpu_h for one in runs]), _spread([one.waited_s for one in runs]),
                 f"{statistics.mean(one.missed for one in runs):.1%}",
             )  # fmt: skip
-        self._keep("placing", found)
+        self._keep(name, found)
 
     def scale(self) -> None:
         """Time and memory of the simulator and of one decision; every fleet in a separate process."""

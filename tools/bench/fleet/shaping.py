@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -76,7 +77,8 @@ CASES: Final = (
 )
 
 
-def workload(seed: int, count: int) -> list[ShapedApplication]:
+@lru_cache(8)
+def workload(seed: int, count: int) -> tuple[ShapedApplication, ...]:
     """Applications that reserve ``LOAD`` times the memory of the hosts while they are submitted."""
     drawn, _ = google_2011(seed, count, HOSTS, LOAD, interactive=False)
     rng = np.random.default_rng([seed, 1])
@@ -93,7 +95,7 @@ def workload(seed: int, count: int) -> list[ShapedApplication]:
         )
     work = sum((each.core + each.elastic) * each.reserved_gib * each.run_s for each in found)
     scale = work / (HOSTS * HOST_GIB * LOAD) / max(1e-9, drawn[-1].submitted_s)
-    return [replace(each, submitted_s=each.submitted_s * scale) for each in found]
+    return tuple(replace(each, submitted_s=each.submitted_s * scale) for each in found)
 
 
 def shaped(case: Shaping, seed: int, count: int) -> ShapedFigures:
