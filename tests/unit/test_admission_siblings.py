@@ -59,9 +59,7 @@ def test_siblings_that_others_use_are_not_free() -> None:
     assert beside.batch_work(grant(10, 2.0)) > 2.0
 
 
-@given(
-    st.integers(1, 64), st.integers(1, 100), st.floats(0.0, 64.0), st.floats(0.0, 64.0), st.integers(1, 4)
-)
+@given(st.integers(1, 64), st.integers(1, 100), st.floats(0.0, 64.0), st.floats(0.0, 64.0), st.integers(1, 4))
 def test_a_weight_alone_gains_no_more_than_the_fair_share_or_the_idle_cpu(
     cores: int, weight: int, used: float, idle: float, groups: int
 ) -> None:

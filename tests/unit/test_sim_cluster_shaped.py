@@ -98,14 +98,14 @@ def test_every_application_ends_and_all_memory_is_free_again(
 
 def test_series_are_forecast_together_as_each_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = GaussianProcess(10, 10, refit_every=10)
-    together = _run(0, Mode.PESSIMISTIC, model)
+    together = _run(0, ShaperMode.PESSIMISTIC, model)
     monkeypatch.setattr(
         "perphd.sim.cluster.shaped.predictions",
         lambda model, fitted, values: [
             model.predict(each, own) for each, own in zip(fitted, values, strict=True)
         ],
     )
-    assert _run(0, Mode.PESSIMISTIC, model) == together
+    assert _run(0, ShaperMode.PESSIMISTIC, model) == together
 
 
 def test_an_application_whose_core_never_fits_is_refused() -> None:
