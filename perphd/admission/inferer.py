@@ -261,11 +261,14 @@ def cheaper(
     has = stakes.batch_work(current)
     content = has >= CONTENT_SHARE * stakes.wanted_work(current.allocation.cpu.total_cores)
     for item in assessed:
+        here, there = current.allocation.cpu, item.allocation.cpu
         gives = stakes.batch_work(item)
         sd = item.batch_sd_cores * gives / max(item.batch_cores, NEGLIGIBLE_CORES)
         gain_cores = gives - has
         if not content:
-            most = SMT_SLOWER * stakes.most_gain_cores(current.allocation.cpu, item.allocation.cpu)
+            most = math.inf
+            if here.batch_cores == here.total_cores:  # on fewer cores, a weight is also a way to more of them
+                most = SMT_SLOWER * stakes.most_gain_cores(here, there)
             gain_cores = max(gain_cores, min(_expected_gain(gives - has, sd), most))
         keeps = chance(item.prediction, stakes.need, stakes.z)
         share = LEAST_SURE_SHARE if keeps >= SURE else LEAST_GAIN_SHARE
@@ -275,7 +278,6 @@ def cheaper(
             continue  # protects more in every way, so it is no reduction
         if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
             continue
-        here, there = current.allocation.cpu, item.allocation.cpu
         near = is_step(here, there, counts) or (keeps >= LIKELY and is_step(here, there, counts, stride))
         if keeps < BOLD or (keeps < SURE and not near):
             continue
