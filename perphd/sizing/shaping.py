@@ -13,7 +13,7 @@ ones in order, those that ``schedule`` lets learn now, and those that ``is_notab
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
   history restarts with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.
 
-The forecast mean and bound come from the forecast worker (``Subject.ahead``), which runs all models and
+The forecast mean and bound come from the forecast worker (``ShapedSubject.ahead``), which runs all models and
 returns the best one's forecast; an interval then ends when the worker has forecast the next one (``due``). If
 the worker has no forecast, they come from a ladder with the two models that cost microseconds: without the
 worker, with intervals other than the worker's, and for a workload that crashed or restarted until

@@ -312,8 +312,8 @@ def test_scores_reach_the_folder_of_the_worker(tmp_path: Path, wall: list[float]
 
 def test_without_a_reader_nothing_is_written_and_nothing_loaded(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from perphd.control.forecast_worker import Worker;"
-        f"w = Worker(Path('{tmp_path}/s'), Path('{tmp_path}/f'), 'n', '{tmp_path}'); w.save();"
+        "import sys; from pathlib import Path; from perphd.control.forecast_worker import ForecastWorker;"
+        f"w = ForecastWorker(Path('{tmp_path}/s'), Path('{tmp_path}/f'), 'n', '{tmp_path}'); w.save();"
         "print([m for m in sys.modules if 'federated' in m or 'fleet_scores' in m])"
     )
     done = subprocess.run(

@@ -1,12 +1,12 @@
 """The few Kubernetes API calls that perphd needs, over aiohttp.
 
 perphd has aiohttp already; the official client adds 126 MB. Error classes tell the caller what to do:
-    Unreachable   no answer, too late, or the server is overloaded (429, 5xx): retry after a pause
-    Conflict      another write came first (409), or a test of a JSON patch failed (422): read again, then decide
-    Expired       the resource version of a watch is too old (410): list again
-    Missing       the object does not exist (404)
-    Forbidden     the account lacks a permission (401, 403): a person must grant it
-    Rejected      the request is invalid: never retry
+    ApiUnreachable  no answer, too late, or the server is overloaded (429, 5xx): retry after a pause
+    ApiConflict     another write came first (409), or a test of a JSON patch failed (422): read again, then decide
+    Expired         the resource version of a watch is too old (410): list again
+    ApiMissing      the object does not exist (404)
+    Forbidden       the account lacks a permission (401, 403): a person must grant it
+    Rejected        the request is invalid: never retry
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ApiClient:
         """Send one request; returns the JSON answer.
 
         Raises:
-            ApiError: its class tells the caller what to do.
+            KubernetesError: its class tells the caller what to do.
         """
         shown = f"{method} {path}"
         data = None if body is None else json.dumps(body)
@@ -210,7 +210,7 @@ class ApiClient:
         """Yield (kind, object) for every change after ``version``, bookmarks included, until the server ends the watch.
 
         Raises:
-            ApiError: ``Expired`` if the version is too old.
+            KubernetesError: ``Expired`` if the version is too old.
         """
         asked = {
             **query, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",

@@ -241,7 +241,7 @@ async def withdraw(client: ApiClient, node: str, namespace: str = NAMESPACE) -> 
     """Delete this node's ConfigMap, if there is one.
 
     Raises:
-        ApiError: it could not be deleted.
+        KubernetesError: it could not be deleted.
     """
     try:
         await client.request("DELETE", f"{config_maps_path(namespace)}/{node}")

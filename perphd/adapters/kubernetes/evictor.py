@@ -50,7 +50,7 @@ class Evictor:
         """Evict a pod if the node's document demands it. ``at``: the time for the event, in the API's format.
 
         Raises:
-            ApiError: the API server could not be asked; the next look decides again.
+            KubernetesError: the API server could not be asked; the next look decides again.
         """
         if not self._pods.is_synced:
             return

@@ -102,7 +102,7 @@ class Publisher:
         """Read the daemon's document and publish the differences.
 
         Raises:
-            ApiError: a part could not be published.
+            KubernetesError: a part could not be published.
         """
         try:
             await self._round()
@@ -290,7 +290,7 @@ async def withdraw(client: ApiClient, node: str) -> None:
     """Remove everything that a publisher has published for this node.
 
     Raises:
-        ApiError: a part could not be removed.
+        KubernetesError: a part could not be removed.
     """
     found = await client.get(f"{NODES}/{node}")
     none = {COPPER_CPU: None, COPPER_MEMORY: None}

@@ -1,9 +1,9 @@
 """The few requests to YARN's REST interfaces that perphd needs, over aiohttp.
 
 Error classes tell the caller what to do:
-    Unreachable  no answer, a late one, a server's own error, or no active ResourceManager: retry after a pause
-    Missing      the object does not exist (404)
-    Refused      the request is not permitted or invalid: a person must act
+    YarnUnreachable  no answer, a late one, a server's own error, or no active ResourceManager: retry after a pause
+    YarnMissing      the object does not exist (404)
+    YarnRefused      the request is not permitted or invalid: a person must act
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class HostSubject:
         return self._agent.actuators()
 
     async def look(self) -> Sample:
-        """See ``Subject``."""
+        """See ``ExploredSubject``."""
         sample = await self._sampled()
         for _ in range(_MOST_AWAITED):
             if sample is None or not sample.has(Quality.BETWEEN):
@@ -125,7 +125,7 @@ class HostSubject:
         return self._agent.samples.get(self._spec.name)
 
     def ready(self) -> bool:
-        """See ``Subject``. Memory is reduced step by step, and no further than the application tolerates."""
+        """See ``ExploredSubject``. Memory is reduced step by step, and no further than the application tolerates."""
         if self._agent.blocked(self._spec.name):
             return False
         wanted, high = self._policy.settings.memory_high_bytes, self._high
@@ -134,7 +134,7 @@ class HostSubject:
         return isinstance(high, int) and high <= _NEARLY * wanted
 
     def in_force(self, point: Point) -> tuple[float, ...]:
-        """See ``Subject``."""
+        """See ``ExploredSubject``."""
         assert self._lattice is not None
         wanted = self._policy.settings.memory_high_bytes
         return tuple(
@@ -145,7 +145,7 @@ class HostSubject:
         )
 
     async def grant(self, point: Point | None) -> None:
-        """See ``Subject``."""
+        """See ``ExploredSubject``."""
         if point is None or self._lattice is None:
             self._policy.settings = UNTOUCHED
         else:
