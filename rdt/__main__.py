@@ -138,7 +138,7 @@ def _chosen(
     by_name = {show.name_of(group): group for group in groups}
     paths = [f"/{path.strip('/')}" for path in wanted]
     if must_exist and (missing := [path for path in paths if path not in by_name]):
-        raise LookupError(f"no group {missing[0]}; there are {', '.join(by_name)}")
+        raise LookupError(f"no group {missing[0]} (allowed: {', '.join(by_name)})")
     return tuple(by_name[path] for path in paths if path in by_name)
 
 

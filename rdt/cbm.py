@@ -30,7 +30,7 @@ class Cbm:
         try:
             return cls(int(text, 16))
         except ValueError:
-            raise ValueError(f"not a hexadecimal mask: {text!r}") from None
+            raise ValueError(f"{text!r} is not a hexadecimal mask") from None
 
     def text(self, width: int = 1) -> str:
         """Lower-case hexadecimal as resctrl shows it, zero-padded to the digits of a cache of ``width`` ways."""

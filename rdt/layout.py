@@ -25,7 +25,7 @@ class CacheDomain:
 
     def __post_init__(self) -> None:
         if not self.cbm_mask:
-            raise ValueError("a cache must have ways")
+            raise ValueError("a cache must have ways: cbm_mask is 0")
         if self.min_cbm_bits < 1:
             raise ValueError(f"min_cbm_bits must be at least 1, not {self.min_cbm_bits}")
 

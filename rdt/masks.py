@@ -89,7 +89,7 @@ def _check(demands: list[Demand], caches: Mapping[int, CacheDomain]) -> None:
         raise ValueError(f"named twice: {', '.join(twice)}")
     for each in demands:
         if unknown := sorted(each.ways.keys() - caches.keys()):
-            raise ValueError(f"{each.group}: no cache domain {unknown[0]}; there are {sorted(caches)}")
+            raise ValueError(f"{each.group}: no cache domain {unknown[0]} (allowed: {sorted(caches)})")
 
 
 class _Domain:

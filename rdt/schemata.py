@@ -192,7 +192,12 @@ class Schemata:
         if not text:
             raise Invalid("schemata", doing="formatting", reason="an empty schemata changes nothing")
         if len(text) > MAX_WRITE_BYTES:
-            raise Invalid("schemata", doing="formatting", value=text, reason="too long for one write")
+            raise Invalid(
+                "schemata",
+                doing="formatting",
+                value=text,
+                reason=f"longer than {MAX_WRITE_BYTES} bytes, the limit of one write",
+            )
         return text
 
     def shown(self, info: Info, name_width: int = 0) -> str:

@@ -146,8 +146,8 @@ def target_of(
     objective: Objective, model: ResPerfModel, perf: Performance, settings: PolicySettings
 ) -> Target:
     """The target under the present load: absolute objectives first, else tolerance below the reference."""
-    work: Reading = Unavailable("the reference is not known yet")
-    delay: Reading = Unavailable("the reference is not known yet")
+    work: Reading = Unavailable("the undisturbed reference is not known yet")
+    delay: Reading = Unavailable("the undisturbed reference is not known yet")
     # With an absolute target, references only serve predictions, so half as many samples suffice.
     by_work = objective.min_work_rate_per_s is not None and perf.work_source == "sli"
     by_delay = objective.max_latency_ms is not None and perf.delay_source.startswith("latency")

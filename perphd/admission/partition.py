@@ -274,7 +274,7 @@ def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
     claims.
     """
     if cores < len(claims):
-        raise ValueError(f"{cores} cores cannot be divided among {len(claims)} LRAs: give each at least one")
+        raise ValueError(f"{cores} cores cannot be divided among {len(claims)} LRAs: each needs at least one")
     got = {claim.name: 1 for claim in claims}
     left = cores - len(claims)
     for priority in sorted({claim.priority for claim in claims}, reverse=True):

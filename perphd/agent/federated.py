@@ -379,7 +379,7 @@ class Federated:
         try:
             Thread(target=work, name="perphd-federated", daemon=True).start()
         except RuntimeError as exc:  # no more threads
-            log.warning("the exchange of models is delayed: %s", exc)
+            log.warning("the exchange of models is delayed, because no thread can be started: %s", exc)
             return False
         return True
 
@@ -397,7 +397,7 @@ class Federated:
             except PerphError as exc:
                 self._unwritten = f"this host's contribution to other hosts' models is not written: {exc}"
             except Exception as exc:  # this host works without the exchange
-                log.exception("%s: this host's contribution is not written", self._folder.folder)
+                log.exception("%s: this host's contribution cannot be written", self._folder.folder)
                 self._unwritten = f"this host's contribution to other hosts' models is not written: {exc!r}"
 
     def _contribute(

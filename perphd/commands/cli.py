@@ -151,7 +151,9 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
 
     required = tuple(name.strip() for name in require.split(",") if name.strip())
     if unknown := [name for name in required if name not in PROTECTIONS]:
-        raise click.UsageError(f"--require: {unknown[0]!r} is none of {', '.join(PROTECTIONS)}")
+        raise click.UsageError(
+            f"--require: {unknown[0]!r} is not a protection (allowed: {', '.join(PROTECTIONS)})"
+        )
     from perphd.control.render import doctor_parts
     from perphd.domain.capability import Capability
     from perphd.domain.topology import Topology

@@ -108,7 +108,8 @@ def export(out: Out, name: str, file: str) -> None:
         raise PerphError(f"{file}: cannot be written: {exc.strerror}") from exc
     samples = data["body"]["state"]["samples"]
     out.say(
-        {"lra": name, "file": file, "samples": samples}, f"{file}: model of {name}, with {samples} samples"
+        {"lra": name, "file": file, "samples": samples},
+        f"{file}: holds the model of {name}, with {samples} samples",
     )
 
 

@@ -188,7 +188,7 @@ def read_value(key: Key, value: object, source: str, where: str) -> Any:
     if choices := _choices(hint):
         if not isinstance(value, str) or value not in choices:
             close = _suggestion(value, choices)
-            raise ConfigError(source, where, f"{show(value)} is not one of its values{close}", key.allowed)
+            raise ConfigError(source, where, f"{show(value)} is not an accepted value{close}", key.allowed)
         return hint(value) if _is_enum(hint) else value
     if hint is bool:
         if not isinstance(value, bool):
@@ -341,7 +341,7 @@ def _chosen(text: str, of: Iterable[str]) -> str:
     names, known = [name.strip() for name in text.split(",") if name.strip()], [str(name) for name in of]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"names {show(unknown[0])}, which is none of these{_suggestion(unknown[0], known)}")
+        raise ValueError(f"names {show(unknown[0])}, which is not accepted{_suggestion(unknown[0], known)}")
     return ",".join(dict.fromkeys(names))
 
 

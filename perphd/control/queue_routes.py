@@ -80,7 +80,9 @@ class QueueRoutes:
         queue = self._queue()
         job = await self._own(queue, request, peer)
         if job.spec.output:
-            raise ApiError(Code.CONFLICT, f"the output of job {job.id} goes to {job.spec.output}", "output")
+            raise ApiError(
+                Code.CONFLICT, f"the output of job {job.id} is in {job.spec.output}; read that file", "output"
+            )
         attempt = _whole(request.query.get("attempt", str(max(1, job.attempt))), "attempt", 1, 1 << 31)
         offset = _whole(request.query.get("offset", "0"), "offset", 0, 1 << 62)
         part, until = await queue.log_part(job, attempt, offset)

@@ -81,7 +81,9 @@ class Folder:
             try:
                 self._link_unnamed(target, data)
             except FileExistsError as exc:
-                raise DatasetError(f"{self}: another attempt has committed it; choose another name") from exc
+                raise DatasetError(
+                    f"{self}: another attempt has committed a dataset there; choose another name"
+                ) from exc
             except OSError as exc:
                 if exc.errno not in _NO_LINKS:
                     raise
@@ -113,7 +115,7 @@ class Folder:
 
     def _rename(self, target: Path, data: bytes) -> None:
         if target.exists():
-            raise DatasetError(f"{self}: another attempt has committed it; choose another name")
+            raise DatasetError(f"{self}: another attempt has committed a dataset there; choose another name")
         temporary = self._path / f".{target.name}.{secrets.token_hex(8)}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:

@@ -198,5 +198,5 @@ def _rank_fields(spread: MemorySpread) -> tuple[float, ...]:
 def _positive(value: Any) -> float:
     number = float(value)
     if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{number} must be a finite number of 0 or more")
+        raise ValueError(f"{number} must be a finite number, 0 or more")
     return number

@@ -93,8 +93,11 @@ def merge_models(files: Sequence[ModelFile]) -> MergedModel:
         raise PerphError(f"merging needs at least two models, not {len(files)}")
     sources = [file.provenance for file in files]
     for what, values in (
-        ("their work is measured differently", {s.sli_source or "no SLI" for s in sources}),
-        ("they belong to different versions", {s.app_version for s in sources if s.app_version}),
+        ("the models measure work differently", {s.sli_source or "no SLI" for s in sources}),
+        (
+            "the models belong to different application versions",
+            {s.app_version for s in sources if s.app_version},
+        ),
     ):
         if len(values) > 1:
             raise PerphError(f"{what}: {', '.join(sorted(values))}")

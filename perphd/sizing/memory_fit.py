@@ -87,7 +87,7 @@ def estimate_bytes(
     """The estimate from a footprint {bytes: samples} and a task's mean and deviation."""
     samples = sum(footprint.values())
     if samples <= 0:
-        raise ValueError("the footprint has no samples")
+        raise ValueError("the footprint has no samples; at least 1 is needed")
     return sum(
         used * count / samples * _level(used, tasks * task_mean, tasks * task_deviation, outside)
         for used, count in footprint.items()
@@ -100,7 +100,7 @@ def estimate_of_container(
     """The estimate from the container's own mean and deviation, for use without a pilot of single tasks."""
     samples = sum(footprint.values())
     if samples <= 0:
-        raise ValueError("the footprint has no samples")
+        raise ValueError("the footprint has no samples; at least 1 is needed")
     mean = sum(used * count for used, count in footprint.items()) / samples
     deviation = (sum((used - mean) ** 2 * count for used, count in footprint.items()) / samples) ** 0.5
     return estimate_bytes(footprint, mean, deviation, 1, outside)

@@ -91,7 +91,7 @@ LEAST_SHARE: Final = 0.5
 
 _AS_FOUND: Final = ShapedLimits()
 _UNUSED: Final = "it uses no memory"
-_NO_FORECAST: Final = Unavailable("no forecaster reaches its coverage")
+_NO_FORECAST: Final = Unavailable("no forecaster reaches its required coverage")
 _with_use = changer(ShapedMember, "greatest_bytes", "usual_refaults_per_s")
 _with_plan = changer(ShapedMember, "target_bytes", "reason", "rung", "rung_intervals", "model", "proposed")
 _closed = changer(ShapedMember, "greatest_bytes", "rung_intervals", "ladder")

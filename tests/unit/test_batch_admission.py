@@ -183,7 +183,7 @@ def test_predicted_risk_comes_true_as_often_as_predicted() -> None:
 def test_a_job_as_large_as_the_host_is_served() -> None:
     shares = arrived(ElasticShares(10), ElasticRequest("whole", 10, 0))
     assert [job.name for job in shares.serving] == ["whole"]  # the printed "<" would never admit it
-    with pytest.raises(ValueError, match="core of 1 to 10 units, not 11"):
+    with pytest.raises(ValueError, match="its core is 11 units"):
         arrived(shares, ElasticRequest("more", 11, 0))
 
 

@@ -360,7 +360,7 @@ def test_the_literal_helper_writes_toml():
 def test_a_band_is_one_of_its_kind(kind: str, band: str):
     text = f'[[{kind}]]\nname = "a"\ncgroup = "/a"\nband = "{band}"\n'
     with pytest.raises(
-        ConfigError, match=rf"{kind}\[0\]\.band: .* is not one of its values.*\(allowed: .*silver"
+        ConfigError, match=rf"{kind}\[0\]\.band: .* is not an accepted value.*\(allowed: .*silver"
     ):
         parse(text, SOURCE)
 

@@ -531,7 +531,7 @@ def test_whatif_shows_every_application(run: Run) -> None:
 
 def test_a_model_goes_out_and_comes_in(run: Run, served: Served, tmp_path: Path):
     file = tmp_path / "db.json"
-    assert "model of db, with 0 samples" in ok(run("model", "export", "db", str(file)))
+    assert "holds the model of db, with 0 samples" in ok(run("model", "export", "db", str(file)))
     assert json.loads(file.read_text()) == MODEL
     result = run("model", "import", "db", str(file))
     assert "db: model imported" in ok(result)

@@ -444,8 +444,8 @@ def test_a_decision_takes_no_longer_than_published(nodes: int, most_ms: float) -
         (["--listen", "nowhere:1"], "must be an IP address and a port"),
         (["--listen", "0.0.0.0:1"], "--tls-cert and --tls-key are required beyond loopback"),
         (["--documents", "x", "--bind"], "--bind needs NodeProfile objects"),
-        (["--token-file", "x"], "need --api-server"),
-        (["--api-server", "http://10.0.0.1"], "must be https://"),
+        (["--token-file", "x"], "only with --api-server"),
+        (["--api-server", "http://10.0.0.1"], "must begin with https://"),
         ([], "this process does not run in a pod"),
     ],
 )

@@ -170,7 +170,7 @@ def test_pods_declare_themselves_by_their_annotations(host: Host) -> None:
         ({"max-latency-ms": "4"}, "max-latency-ms: 4 is less than least_latency_ms allows in [opt_in]"),
         ({"tolerance-pct": "15", "tolerance_pct": "20"}, "contradicts perphd.io/tolerance-pct"),
         ({"kind": "lra", "tolerence-pct": "15"}, "did you mean 'tolerance_pct'?"),
-        ({"kind": "lra", "band": "copper"}, "band: 'copper' is not one of its values"),
+        ({"kind": "lra", "band": "copper"}, "band: 'copper' is not an accepted value"),
     ],
 )
 def test_pods_are_refused_what_is_the_operators(host: Host, said: dict[str, str], why: str) -> None:

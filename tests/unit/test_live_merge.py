@@ -134,12 +134,12 @@ def test_what_cannot_be_merged_says_why() -> None:
         merge_models([a()])
     with pytest.raises(PerphError, match="given twice"):
         merge_models([a(), a()])
-    with pytest.raises(PerphError, match="measured differently"):
+    with pytest.raises(PerphError, match="measure work differently"):
         merge_models([a(), replace(b(), provenance=replace(b().provenance, sli_source="mysql"))])
     versions = [
         replace(f, provenance=replace(f.provenance, app_version=v)) for f, v in ((a(), "8.0"), (b(), "8.4"))
     ]
-    with pytest.raises(PerphError, match=r"different versions: 8\.0, 8\.4"):
+    with pytest.raises(PerphError, match=r"different application versions: 8\.0, 8\.4"):
         merge_models(versions)
     young = from_text(Host("young", Path("/nonexistent")).lived(range(1, 9), 6, samples=25).export())
     with pytest.raises(PerphError, match="db@young: fewer than 30 samples taken while batch ran"):

@@ -98,7 +98,7 @@ async def test_file_that_appears_is_new_and_grows_stale(tmp_path: Path):
     put(path, "latency_p95_ms=4")
     reading = await watched.read(1.0)
     assert reading.latency_p95_ms == 4.0
-    assert reason(reading.work_rate_per_s) == "not given by this source"
+    assert reason(reading.work_rate_per_s) == "the source did not provide this value"
     assert isinstance((await watched.read(4.0)).latency_p95_ms, Awaited), "it is handed on once"
     assert "stale" in reason((await watched.read(4.5)).latency_p95_ms)
     put(path, "latency_p95_ms=5")

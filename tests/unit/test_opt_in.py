@@ -230,7 +230,7 @@ def test_units_of_a_users_own_manager_are_nobodys(tmp_path: Path) -> None:
         (["band=silver"], 'X-Perphd.kind: is missing (allowed: "lra", "batch")'),
         (
             ["kind=lar"],
-            "X-Perphd.kind: 'lar' is not one of its values; did you mean 'lra'? (allowed: \"lra\", \"batch\")",
+            "X-Perphd.kind: 'lar' is not an accepted value; did you mean 'lra'? (allowed: \"lra\", \"batch\")",
         ),
         (
             ["kind=lra", "tolerance_pct=95"],
@@ -298,7 +298,7 @@ def test_each_kind_is_allowed_to_each_origin_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('units = "lar"', "opt_in.units: 'lar' names 'lar', which is none of these; did you mean 'lra'?"),
+        ('units = "lar"', "opt_in.units: 'lar' names 'lar', which is not accepted; did you mean 'lra'?"),
         ("units = true", "opt_in.units: true is not text"),
         ('bands = "copper"', "opt_in.bands: 'copper' names 'copper'"),
         ('unit = "lra"', "opt_in.unit: unknown key; did you mean 'units'?"),
@@ -357,7 +357,7 @@ def test_nobody_enforces_or_runs_commands_or_takes_a_band_by_itself(tmp_path: Pa
     assert one(tmp_path / "6", "kind=batch", "band=copper").band == "copper"
     more = OptInConfig(units="lra,batch", bands="gold")
     assert one(tmp_path / "7", "kind=lra", "band=gold", config=more).band == "gold"
-    assert "band: 'gold' is not one of its values" in refusal(
+    assert "band: 'gold' is not an accepted value" in refusal(
         tmp_path / "8", "kind=batch", "band=gold", config=more
     )
 
@@ -465,7 +465,7 @@ def test_config_check_says_what_is_wrong_of_units_that_do_not_run(tmp_path: Path
     )
     said = check_everything(config, fs, discover(fs))
     assert any(
-        "late.service.d/p.conf:2: X-Perphd.kind: 'lar' is not one of its values" in text for text in said
+        "late.service.d/p.conf:2: X-Perphd.kind: 'lar' is not an accepted value" in text for text in said
     )
     counts = "db.service declares itself, but the operator's declaration counts"
     assert counts in said

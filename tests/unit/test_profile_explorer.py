@@ -144,7 +144,7 @@ def test_progress_that_cannot_be_taken_up_says_so(tmp_path: Path) -> None:
     path = tmp_path / "db.progress.json"
     known = progress(path)
     known.add_suffered((0, 0), "slow")
-    with pytest.raises(PerphError, match=r"to 'db'.*--fresh"):
+    with pytest.raises(PerphError, match=r"of 'db'.*--fresh"):
         ProfileProgress.load(path, "web")
     data = json.loads(path.read_text())
     data["points"][0] = [99, 0]

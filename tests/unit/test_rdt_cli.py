@@ -80,7 +80,7 @@ def test_only_groups_that_were_asked_for() -> None:
 def test_what_cannot_be_done_is_told_in_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     world = furnished("captured")
     assert main(["show", "nobody"], Program(world.fs, io.StringIO())) == 1
-    assert capsys.readouterr().err == "rdt: no group /nobody; there are /, /mon_groups/spare, /web\n"
+    assert capsys.readouterr().err == "rdt: no group /nobody (allowed: /, /mon_groups/spare, /web)\n"
     world.tree.umount()
     assert main(["show"], Program(world.fs, io.StringIO())) == 1
     assert capsys.readouterr().err.startswith("rdt: opening resctrl at /sys/fs/resctrl: ")

@@ -110,5 +110,5 @@ def test_series_are_forecast_together_as_each_one_alone(monkeypatch: pytest.Monk
 
 def test_an_application_whose_core_never_fits_is_refused() -> None:
     wide = ShapedApplication("wide", 0.0, 9, 0, 600.0, 4.0, np.array([0.5]))
-    with pytest.raises(ValueError, match="9 core components, of which 8 fit"):
+    with pytest.raises(ValueError, match="9 core components, but only 8 fit"):
         ShapedCluster([wide], 2, HOST_GIB, ShaperMode.OFF, None)

@@ -122,7 +122,7 @@ def test_a_program_without_a_path_is_looked_for_and_one_that_cannot_be_seen_is_s
     host.programs["/proc/8/exe"] = Facts(5000, 10)
     assert str(host.versions().look(DB)).startswith("redis-server-")
     host.files["/sys/fs/cgroup/app/db/cgroup.procs"] = b""
-    assert host.versions().look(DB) == Unavailable("none of its processes can be read")
+    assert host.versions().look(DB) == Unavailable("none of the workload's processes can be read")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_container_is_known_by_its_image() -> None:
     assert host.versions().look(spec) == "sha256:12ab"
     assert host.versions().look(replace(spec, version_from="label:version")) == "8.4"
     missing = host.versions().look(replace(spec, version_from="label:tag"))
-    assert missing == Unavailable("its container has no label 'tag'")
+    assert missing == Unavailable("the container has no label 'tag'")
 
 
 def test_a_file_may_say_it_and_nothing_but_versions_is_shown() -> None:

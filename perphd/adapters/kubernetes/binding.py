@@ -130,5 +130,10 @@ class Binder:
             except ApiConflict:
                 continue
             except KubernetesError as exc:
-                _log.warning("the slot of %s on %s was not released and will lapse: %s", uid, node, exc)
+                _log.warning(
+                    "the slot of pod %s on node %s was not released and will expire by itself: %s",
+                    uid,
+                    node,
+                    exc,
+                )
                 return

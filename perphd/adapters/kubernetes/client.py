@@ -133,7 +133,7 @@ class ApiClient:
                 context = ssl.create_default_context(cafile=self._access.ca_file)
             except OSError as exc:
                 raise PerphError(
-                    f"{self._access.ca_file}: cannot read a certificate authority: {exc}"
+                    f"{self._access.ca_file}: cannot be read as certificates of an authority (PEM): {exc}"
                 ) from exc
         self._session = aiohttp.ClientSession(
             self._access.url,

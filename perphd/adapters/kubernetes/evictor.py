@@ -90,7 +90,7 @@ class Evictor:
         try:
             await self._client.post(events_path(pod.namespace), event)
         except KubernetesError as exc:
-            _log.warning("the event of an eviction was not delivered: %s", exc)
+            _log.warning("the Kubernetes event about an eviction was not delivered: %s", exc)
 
 
 def _is_by_budget(error: ApiUnreachable) -> bool:

@@ -168,7 +168,7 @@ class Publisher:
             part.replace(self._pods_file)
             self._written = self._pods.changes
         except OSError as exc:
-            _log.warning("%s is not written: %s", self._pods_file, exc.strerror)
+            _log.warning("%s cannot be written: %s", self._pods_file, exc.strerror)
 
     def _say(self, look: NodeDocument | Unavailable) -> None:
         if isinstance(look, Unavailable) != self._is_blind:

@@ -83,7 +83,9 @@ class YarnClient:
             try:
                 context = ssl.create_default_context(cafile=self._ca_file)
             except OSError as exc:
-                raise YarnError(f"{self._ca_file}: cannot read a certificate authority: {exc}") from exc
+                raise YarnError(
+                    f"{self._ca_file}: cannot be read as certificates of an authority (PEM): {exc}"
+                ) from exc
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=context, limit=4),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),

@@ -133,7 +133,7 @@ class ProfileProgress:
                 or data["app"] != app
             ):
                 raise ValueError(
-                    f"it is {data['format']!r}, version {data['version']}, of {data['app']!r}; "
+                    f"it is {data['format']!r}, version {data.get('version')}, of {data.get('app')!r}; "
                     f"needed is 'perphd-profile-progress', version {VERSION}, of {app!r}"
                 )
             lattice = Lattice(

@@ -52,7 +52,7 @@ class Fleet:
             self._rows[profile.node] = len(self.profiles)
             self.profiles.append(profile)
         if len(self._rows) < len(self.profiles):
-            raise ValueError("two profiles are of the same node")
+            raise ValueError("two profiles belong to the same node; each node must have one")
 
     def __len__(self) -> int:
         return len(self.profiles)

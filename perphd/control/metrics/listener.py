@@ -103,7 +103,9 @@ class MetricsListener:
             else:
                 self._door = TlsDoor(gate, _listening(address, port), self._tls, self._limits.idle_s)
         except OSError as exc:
-            log.error("metrics.listen: %s: %s; retried every %g s", self._config.listen, exc, AGAIN_S)
+            log.error(
+                "metrics.listen: %s cannot be used: %s; retried every %g s", self._config.listen, exc, AGAIN_S
+            )
             return False
         log.info("metrics: http%s://%s/metrics", "s" if self._tls else "", self._config.listen)
         return True

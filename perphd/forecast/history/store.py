@@ -196,7 +196,9 @@ class JobHistory:
             or head.get("format") != FORMAT
             or head.get("identity") != _identity(found[1:])
         ):
-            raise HistoryRefused(f"{source}: not a complete {FORMAT!r}; export it again")
+            raise HistoryRefused(
+                f"{source}: not a complete file of the format {FORMAT!r}; export the history again"
+            )
         with self._database:
             try:
                 self._database.execute("INSERT INTO imported VALUES (?)", (head["identity"],))

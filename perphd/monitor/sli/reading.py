@@ -74,7 +74,7 @@ PUSHED_FIELDS: Final = (*SLI_FIELDS, "work_events", "latency_events")
 
 def told(values: Mapping[str, float]) -> SliReading:
     """The reading from delivered values, keyed by ``PUSHED_FIELDS``."""
-    absent = Unavailable("not given by this source")
+    absent = Unavailable("the source did not provide this value")
     indicators: dict[str, Any] = {name: values.get(name, absent) for name in SLI_FIELDS}
     latency = SampleSize(values.get("latency_events", NOT_MEASURED))
     work = SampleSize(values.get("work_events", NOT_MEASURED))

@@ -82,7 +82,7 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
         raise PerphError(f"merging needs at least two profiles, not {len(profiles)}")
     sources = {p.origin.work_source for p in profiles}
     if len(sources) > 1:
-        raise PerphError(f"they measure different performance signals: {', '.join(sorted(sources))}")
+        raise PerphError(f"the profiles measure different performance signals: {', '.join(sorted(sources))}")
     for k, p in enumerate(profiles):
         if any(
             p.x.shape == q.x.shape and np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
