@@ -78,7 +78,7 @@ def test_one_write_has_all_lines_and_an_end():
     )
     with pytest.raises(Invalid, match="changes nothing"):
         Schemata().to_write()
-    with pytest.raises(Invalid, match="too long"):
+    with pytest.raises(Invalid, match="longer than 4095 bytes"):
         Schemata.of({"L3": dict.fromkeys(range(500), 2**32)}).to_write()
 
 

@@ -76,7 +76,7 @@ def test_reservations_hold_and_every_application_ends(policy: StagedPolicy) -> N
 
 
 def test_an_application_beyond_a_server_is_refused() -> None:
-    with pytest.raises(ValueError, match="wide requests more"):
+    with pytest.raises(ValueError, match="wide requests 25 CPUs"):
         StagedServer([_app("wide", (1, 1), cpus=CPUS + 1)], PROPHET)
 
 

@@ -72,7 +72,7 @@ def test_an_unreadable_pod_is_admitted_with_a_warning() -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        ([], "apiVersion None"),
+        ([], "apiVersion is None"),
         ({"apiVersion": "admission.k8s.io/v1beta1"}, "v1beta1"),
         ({"apiVersion": "admission.k8s.io/v1"}, "request is not an object"),
         ({"apiVersion": "admission.k8s.io/v1", "request": {"uid": ""}}, "uid is missing"),
