@@ -90,7 +90,7 @@ class Checkpoints:
         """Save the simulator if ``every_s`` has passed since the last time. ``FleetSimulator.run`` calls this method
         after each cycle.
 
-        If a checkpoint cannot be written, a warning is logged and the run goes on. The next one is tried when it is due.
+        If a checkpoint cannot be written, a warning is logged and the run goes on. The next one is tried on time.
         """
         if self._due_s is None:
             self._due_s = simulator.now_s + self._every_s
