@@ -4,8 +4,7 @@ Topics have the application's name: the LRA's, or that of the declaration for wh
 replicas of an application are on this host, the document holds the statements of the replica with the most
 evidence. The statements of a replica that is gone stay until another replica makes some, because pods are replaced
 more often than applications change; without another one they stay for an hour, because after a reboot pods may come
-late. A new replica also starts from this host's own document, unless the document may hold that replica's own
-statements.
+late. A new replica also starts from this host's own document, unless that may hold the replica's own statements.
 
 When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
 tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
@@ -41,7 +40,7 @@ from perphd.federated.contribution import Contribution, Statistic, fitting, spok
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION, ContributionLedger
 from perphd.federated.pooling import Asking, Pooled
-from perphd.federated.replicas import EARLIER, of_present
+from perphd.federated.replicas import EARLIER, last_here, of_present
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.pmu import processor_name
 from perphd.host.state_files import replace_text
@@ -65,8 +64,6 @@ LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this host know the application"
 AGAIN_S: Final = 60.0
 """Seconds after which a folder without documents is read again."""
-ABSENT_S: Final = 3600.0
-"""Seconds for which statements stay about an application that is no longer here, or not yet here after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +355,7 @@ class Federated:
         """Replace this host's document by one with the present knowledge of these models.
 
         The method never waits for the folder, which may be on a file system that hangs. ``present``: the LRAs of
-        this host, each with its application; statements about other applications are dropped after ``ABSENT_S``.
+        this host, each with its application; statements about others are dropped after ``replicas.ABSENT_S``.
         """
         if not self._membership.contribute:
             return
@@ -403,14 +400,10 @@ class Federated:
     def _contribute(
         self, files: Iterable[ModelFile], present: Mapping[str, str], taken_back: Collection[tuple[str, str]]
     ) -> None:
-        here = self._membership
         if self._said is None:
             self._resume()
-        now = self._wall_clock()
-        before = self._said or {}
-        here_s = {application: min(self._here_s.get(application, now), now) for application in before}
-        here_s |= dict.fromkeys(present.values(), now)
-        self._here_s = {each: at_s for each, at_s in here_s.items() if now - at_s <= ABSENT_S}
+        here, now, before = self._membership, self._wall_clock(), self._said or {}
+        self._here_s = last_here(self._here_s, before, present.values(), now)
         said = self._said = of_present(before, present, taken_back, self._here_s)
         for file in files:
             lra, found = file.provenance.lra, contributed(file, here.hardware.threads_per_core)

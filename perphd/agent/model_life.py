@@ -49,6 +49,11 @@ class Life:
         """The name by which other hosts know the LRA."""
         return self.application or self.spec.name
 
+    def rename(self, known_as: str) -> None:
+        """Note that other hosts know the LRA by another name, because it is now declared by itself, or no longer."""
+        self.application = "" if known_as == self.spec.name else known_as
+        self.saved_samples = -1  # must be saved, so that the model is contributed under this name
+
 
 def sli_of(spec: WorkloadSpec) -> str:
     """The source of an LRA's SLI; empty if it has none."""
@@ -61,6 +66,16 @@ def counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
     if was == now:
         return ""
     return f"its work was counted by {was or 'no SLI'}, but that of {spec.name!r} is counted by {now or 'no SLI'}"
+
+
+def misfit(spec: WorkloadSpec, file: ModelFile) -> str:
+    """Reason why a file is not a usable model of this LRA; empty if it is."""
+    source = file.provenance
+    if source.lra != spec.name:
+        return f"it belongs to the LRA {source.lra!r}"
+    if source.cgroup != spec.cgroup and not spec.match:
+        return f"it belongs to the application in {source.cgroup}, not to the one in {spec.cgroup}"
+    return counted_otherwise(file, spec) or unusable(file)
 
 
 def unusable(file: ModelFile) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from perphd import __version__
-from perphd.agent.model_life import Life, Versions, Written, counted_otherwise, sli_of, unusable
+from perphd.agent.model_life import Life, Versions, Written, counted_otherwise, misfit, sli_of, unusable
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.belief import ModelOrigin, ModelSummary
@@ -119,11 +119,13 @@ class Models:
             known_as = application(spec.name)
             if (known := self._lives.get(spec.name)) is not None:
                 if known.known_as != known_as:
-                    self._rename(known, known_as)
+                    known.rename(known_as)
+                    if self._federated is not None:
+                        self._federated.rename(spec.name, known_as)
                 continue
             life = Life(spec, "learned here", application="" if known_as == spec.name else known_as)
             self._lives[spec.name] = life
-            found = self._files.load(spec.name, partial(self._misfit, spec))
+            found = self._files.load(spec.name, partial(misfit, spec))
             problems = list(found.problems)
             if found.file is not None:
                 if odd := self._put(found.file, spec.name, now_s, life):
@@ -139,14 +141,6 @@ class Models:
         if self._federated is not None:
             for lra, words in self._federated.step(self._registry, self._version, now_s).items():
                 self._lives[lra].origin = words
-
-    def _rename(self, life: Life, known_as: str) -> None:
-        """Note that other hosts know an LRA by another name, because it is now declared by itself, or no longer."""
-        lra = life.spec.name
-        life.application = "" if known_as == lra else known_as
-        life.saved_samples = -1  # must be saved, so that the model is contributed under this name
-        if self._federated is not None:
-            self._federated.rename(lra, known_as)
 
     def _version(self, lra: str) -> str:
         return self._lives[lra].version
@@ -182,7 +176,7 @@ class Models:
     def _take_up(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
         """Continue a returned LRA with its version's own model, or start from the last model that ran here."""
         self._wait(now_s)
-        fits = partial(self._misfit, spec)
+        fits = partial(misfit, spec)
         found = self._files.load_version(spec.name, version, fits)
         problems = list(found.problems)
         if found.file is None:
@@ -209,7 +203,7 @@ class Models:
         """Keep the model of the previous version, and resume the new version's own model if there is one."""
         self._wait(now_s)
         old = self._file(spec, now_s)
-        earlier = self._files.load_version(spec.name, version, partial(self._misfit, spec))
+        earlier = self._files.load_version(spec.name, version, partial(misfit, spec))
         if earlier.file is not None:
             self._put(earlier.file, spec.name, now_s, life)
             said = f"version {version} runs again: its own model is resumed"
@@ -359,9 +353,7 @@ class Models:
         self._lives[spec.name] = life
         if self._federated is not None:
             self._federated.meet(spec.name, sli_of(spec), life.known_as, again=True)
-            self._federated.contribute(
-                (), self._present()
-            )  # at once: a restart would forget what to take back
+            self._federated.contribute((), self._present())  # now, because a restart would forget this
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
@@ -408,14 +400,6 @@ class Models:
 
     def _present(self) -> dict[str, str]:
         return {lra: life.known_as for lra, life in tuple(self._lives.items())}
-
-    def _misfit(self, spec: WorkloadSpec, file: ModelFile) -> str:
-        source = file.provenance
-        if source.lra != spec.name:
-            return f"it belongs to the LRA {source.lra!r}"
-        if source.cgroup != spec.cgroup and not spec.match:
-            return f"it belongs to the application in {source.cgroup}, not to the one in {spec.cgroup}"
-        return counted_otherwise(file, spec) or unusable(file)
 
     def _put(self, file: ModelFile, lra: str, now_s: float, life: Life) -> str:
         """Make the file's model the LRA's model. Returns a remark if the file's time is implausible."""

@@ -11,8 +11,9 @@ import pytest
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.sim.cluster.fleet_events import replayed
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, drawn
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 from tools.bench.fleet.medea import FRAGMENTED, GROUP_PODS, medea
 
 GIB = float(1 << 30)

@@ -9,8 +9,9 @@ import pytest
 
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.cluster.scheduling.profile import PodKind
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FleetPod, FleetWorkload, Loads, drawn
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 from tools.bench.fleet.placing import SHAPE, unhindered_s
 
 

@@ -14,8 +14,9 @@ from perphd.domain.trace import TraceRecord, TraceWorkload, WorkloadUse
 from perphd.domain.workload import Kind
 from perphd.sim.cluster.fleet_events import replayed
 from perphd.sim.cluster.fleet_results import FleetTick
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import BATCH_PHASES
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 from tools.bench.fleet import traced
 from tools.bench.fleet.results import write_results
 from tools.bench.fleet.traced import main as traced_main

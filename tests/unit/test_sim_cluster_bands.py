@@ -11,8 +11,9 @@ from perphd.qos.overcommit import WINDOW_S
 from perphd.sim.cluster.bands import TOO_LITTLE, CopperOffers, CopperSettings
 from perphd.sim.cluster.fleet_events import FleetEventKind, replayed
 from perphd.sim.cluster.fleet_results import FleetRun
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetShape, drawn
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 
 SHAPE = FleetShape(
     nodes=3, hours=0.5, service_requests=0.5, jobs_per_h=600, median_run_s=600, services=5, batches=4

@@ -21,9 +21,10 @@ from perphd.sim.cluster.bands import CopperSettings
 from perphd.sim.cluster.checkpoint import CheckpointRefused, Checkpoints, run_of
 from perphd.sim.cluster.fleet_events import digest
 from perphd.sim.cluster.fleet_results import FleetRun
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, drawn
 from perphd.sim.cluster.node_agents import NodeAgents
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 
 SHAPE = FleetShape(
     nodes=4, hours=0.25, service_requests=0.3, jobs_per_h=240, median_run_s=150, services=5, batches=4

@@ -13,9 +13,10 @@ from perphd.cluster.scheduling.placement import POLICIES, PlacementSettings
 from perphd.cluster.scheduling.profile import PodKind
 from perphd.forecast.usage_profile import PodSample, UsageProfile, effective_ratio, observed
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind, digest, replayed
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, Loads, drawn
 from perphd.sim.cluster.learning import Learner
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 
 SHAPE = FleetShape(
     nodes=4, hours=0.25, service_requests=0.3, jobs_per_h=120, median_run_s=150, services=5, batches=4

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.cluster.scheduling.fleet import Rows
 from perphd.sim.cluster.division import Floats
 
 
@@ -31,3 +36,12 @@ def law_of(values: Floats) -> dict[float, float]:
     for value in values.tolist():
         found[value] = found.get(value, 0.0) + 1.0 / len(values)
     return found
+
+
+def with_room(used: Floats, node: NDArray[np.integer[Any]], nodes: int, most: float) -> Rows:
+    """Nodes whose pods use at most ``most`` CPUs together.
+
+    ``used``: CPUs of each pod; ``node``: its node, negative if it has none. ``nodes``: number of nodes.
+    """
+    running = np.nonzero(node >= 0)[0]
+    return np.nonzero(np.bincount(node[running], used[running], nodes) <= most)[0]

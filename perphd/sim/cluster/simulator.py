@@ -13,36 +13,34 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import numpy as np
 
 from perphd.batch.sharing import MemoryUser, evicted
 from perphd.cluster.scheduling.distribution import FLEET_CELLS
-from perphd.cluster.scheduling.fleet import BaseColumns, Fleet, Rows
+from perphd.cluster.scheduling.fleet import BaseColumns, Fleet
 from perphd.cluster.scheduling.optum import MatchedColumns
 from perphd.cluster.scheduling.placement import (
     PlacementDecision,
     PlacementProposal,
-    PlacementSettings,
     decided,
     resolved,
 )
 from perphd.cluster.scheduling.profile import NodeProfile, Pod, PodKind
 from perphd.forecast.grid import GridDistribution, added, nothing, of_outcomes
-from perphd.forecast.peaks import HostUsage
 from perphd.qos.bands import QosBand
-from perphd.sim.cluster.bands import CopperOffers, CopperSettings
+from perphd.sim.cluster.bands import CopperOffers
 from perphd.sim.cluster.contention import BY_POD, Conditions, NodeModel, part_of, put_back
 from perphd.sim.cluster.division import Floats, Places
-from perphd.sim.cluster.fleet_cycle import FleetCycle, law_of
+from perphd.sim.cluster.fleet_cycle import FleetCycle, law_of, with_room
 from perphd.sim.cluster.fleet_events import FleetEvent, FleetEventKind
 from perphd.sim.cluster.fleet_results import FleetRun, FleetTick
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetWorkload, Loads
 from perphd.sim.cluster.learning import BATCH_BASE, Learned, Learner
-from perphd.sim.cluster.node_agents import Judged, NodeAgents
+from perphd.sim.cluster.node_agents import Judged
 from perphd.sim.cluster.targets import late_services
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import population
@@ -53,36 +51,8 @@ HISTORY_TICKS: Final = 288
 LEAST_CORES: Final = 1e-3
 """CPUs left to copper that an event stops."""
 _NEW_ROUNDS: Final = 8
-_KNOWN_ROUNDS: Final = 3
 _GIVEN_UP: Final = 40
 """Number of pods in one cycle without a suitable node, after which the other pods wait for a change."""
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSettings:
-    """Settings of a run. ``schedulers``: number of schedulers that decide at once. ``learn``: collect samples
-    for ``Learned``. ``placed``: pods submitted at 0 are already running, distributed over the nodes in turn.
-    ``agents``: judge services beside the same node without batch, and act on nodes if they are active;
-    None: ``targets.late_services``. ``rounds``: rounds of the node model per tick. ``together``: places up to
-    ``group`` waiting services at once, in place of the policy. ``copper``: batch is placed by the nodes'
-    offers to copper, in place of the policy. ``pairing``: computes the sums of Optum's least pairs; None: the
-    product's own. ``batch_limit``: batch starts only on nodes whose use leaves room for its request within this
-    share of the CPUs; a pod counts at its request until its use is measured.
-    """
-
-    placement: PlacementSettings
-    cycle_s: float = 15.0
-    tick_s: float = 300.0
-    schedulers: int = 1
-    learn: bool = False
-    placed: bool = False
-    agents: NodeAgents | None = None
-    rounds: int = _KNOWN_ROUNDS
-    together: Callable[[Sequence[NodeProfile], Sequence[Pod]], Sequence[str | None]] | None = None
-    group: int = 15
-    copper: CopperSettings | None = None
-    pairing: Callable[[HostUsage], float] | None = None
-    batch_limit: float | None = None
 
 
 class FleetSimulator:
@@ -276,16 +246,12 @@ class FleetSimulator:
         if self._copper is not None and not self._service[pod]:
             return self._copper.decided(self._fleet, self._pod(pod), now_s)
         limit = None if self._service[pod] else self.settings.batch_limit
-        allowed = None if limit is None else self._with_room(pod, limit * self.machine.cpus)
+        allowed = None
+        if limit is not None:
+            used, new = self._cores.copy(), list(self._new)
+            used[new] = self._request[new]
+            allowed = with_room(used, self._node, self.nodes, limit * self.machine.cpus - self._request[pod])
         return decided(self._fleet, self._pod(pod), now_s, self.settings.placement, allowed)
-
-    def _with_room(self, pod: int, cpus: float) -> Rows:
-        """Nodes on which this pod's request fits into ``cpus`` beside the use."""
-        used, new = self._cores.copy(), list(self._new)
-        used[new] = self._request[new]
-        running = np.nonzero(self._node >= 0)[0]
-        total = np.bincount(self._node[running], used[running], self.nodes)
-        return np.nonzero(total + self._request[pod] <= cpus)[0]
 
     def _start(self, pod: int, node: int, now_s: float) -> int:
         self._run(pod, node, now_s)

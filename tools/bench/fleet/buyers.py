@@ -35,10 +35,11 @@ from typing import Final
 from perphd.cluster.scheduling.placement import PlacementSettings
 from perphd.domain.workload import Objective
 from perphd.sim.cluster.fleet_results import FleetRun
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, FleetWorkload, drawn
 from perphd.sim.cluster.learning import Learned
 from perphd.sim.cluster.node_agents import MISSED_RATIO, NodeAgents
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 
 HOSTS: Final = (24, 12, 10, 9, 8, 7, 6, 5)
 """Numbers of hosts; the workload is drawn for the first."""

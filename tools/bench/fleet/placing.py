@@ -24,9 +24,10 @@ from perphd.qos.event_mode import CopperEvent
 from perphd.sim.cluster.bands import CopperSettings
 from perphd.sim.cluster.division import Floats
 from perphd.sim.cluster.fleet_results import FleetRun
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import PHASE_S, FleetShape, FleetWorkload, Loads, drawn
 from perphd.sim.cluster.learning import Learned
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 from tools.bench.fleet.least_pairs import least_pairs
 from tools.bench.fleet.medea import GROUP_PODS, medea
 

@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from perphd.cluster.scheduling.placement import PlacementSettings
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FleetShape, drawn
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 
 FLEETS: Final = ((126, 0.5, 4.0), (1258, 0.5, 4.0), (12583, 0.5, 4.0), (6000, 0.17, 0.36))
 """Nodes, hours, and the median request of an application, in cores."""

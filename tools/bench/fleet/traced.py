@@ -31,8 +31,9 @@ from perphd.domain.workload import Kind
 from perphd.sim.cluster.checkpoint import CheckpointRefused, Checkpoints, run_of
 from perphd.sim.cluster.fleet_events import digest
 from perphd.sim.cluster.fleet_results import FleetTick
+from perphd.sim.cluster.fleet_settings import FleetSettings
 from perphd.sim.cluster.fleet_workload import FLEET_NODE, FleetPod, FleetWorkload, batch_type, service_type
-from perphd.sim.cluster.simulator import FleetSettings, FleetSimulator
+from perphd.sim.cluster.simulator import FleetSimulator
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
 from tools.bench.fleet.results import write_results
