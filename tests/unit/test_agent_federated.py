@@ -16,7 +16,6 @@ import pytest
 from perphd.agent import federated as agent_federated
 from perphd.agent.contribution_folder import ContributionFolder, contributor_name
 from perphd.agent.federated import (
-    ABSENT_S,
     AGAIN_S,
     BEHIND,
     KEPT,
@@ -34,6 +33,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.federated.contribution import Contribution, Statistic, Topic, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
+from perphd.federated.replicas import ABSENT_S
 from perphd.predictor import Registry
 from perphd.predictor import federated as predictor_federated
 from perphd.predictor.files import ModelFiles
