@@ -221,9 +221,8 @@ class Stakes:
         beyond that what the others leave, whatever its weight is. If batch already uses more than its fair share at the
         greater weight, that weight gains it nothing but the CPU that is idle now.
         """
-        if (here.batch_cores, here.exclusive) != (there.batch_cores, there.exclusive):
-            return math.inf
-        if math.isinf(self.used_cores):
+        only_weight = (here.batch_cores, here.exclusive) == (there.batch_cores, there.exclusive)
+        if not only_weight or math.isinf(self.used_cores):
             return math.inf
         weight = self.batch_groups * there.weight_ratio
         fair_cores = there.batch_cores * weight / (weight + 1.0)
@@ -260,8 +259,9 @@ def cheaper(
     counts = core_counts(assessed)
     has = stakes.batch_work(current)
     content = has >= CONTENT_SHARE * stakes.wanted_work(current.allocation.cpu.total_cores)
+    here = current.allocation.cpu
     for item in assessed:
-        here, there = current.allocation.cpu, item.allocation.cpu
+        there = item.allocation.cpu
         gives = stakes.batch_work(item)
         sd = item.batch_sd_cores * gives / max(item.batch_cores, NEGLIGIBLE_CORES)
         gain_cores = gives - has
@@ -274,9 +274,9 @@ def cheaper(
         share = LEAST_SURE_SHARE if keeps >= SURE else LEAST_GAIN_SHARE
         if gain_cores <= max(NEGLIGIBLE_CORES, share * has):
             continue
-        if protects_no_more(current.allocation.cpu, item.allocation.cpu):
+        if protects_no_more(here, there):
             continue  # protects more in every way, so it is no reduction
-        if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
+        if any(protects_no_more(there, a.cpu) for a in avoid):
             continue
         near = is_step(here, there, counts) or (keeps >= LIKELY and is_step(here, there, counts, stride))
         if keeps < BOLD or (keeps < SURE and not near):

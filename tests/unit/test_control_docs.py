@@ -35,7 +35,7 @@ PAGES = (
     "perphd-slurm.8",
     "perphd-yarn.8",
 )
-ANEW = "write it anew: python -m tools.reference.config"
+ANEW = "generate it again: python -m tools.reference.config"
 
 
 def plain_page(name: str) -> str:

@@ -16,7 +16,9 @@ from tools.lab.processes import LabError, Ledger
 _SECOND = re.compile(r"second ([0-9.]+) interval ([0-9.]+) events ([0-9]+) errors ([0-9]+)")
 _END = re.compile(r"client ([0-9]+) at ([0-9.]+)")
 STEADY_S, STEADY_RISE = 8, 0.03
-"""A rate is steady when its mean over so many seconds exceeds that of as many seconds before by this share or less."""
+"""A rate is steady if its mean over the last ``STEADY_S`` seconds exceeds that over the ``STEADY_S`` before by at most this
+share.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,8 @@ class Load:
     """A kind of load.
 
     ``server``: its server; ``open_loop``: work arrives independently of answers, so that latency and not the rate shows
-    harm; ``slow``: one event takes so long that perphd learns and the lab measures for twice the time. ``cycle``: every
-    client repeats this number of events, so only whole cycles compare; 0: every event is like any other. ``warm_s``:
-    seconds that its clients need at least before their rate counts.
+    harm; ``slow``: events are rare, so that learning and the measured window last twice as long. ``cycle``: number of events that every client repeats, so that only whole cycles are
+    comparable; 0: all events are alike. ``warm_s``: seconds for which its clients run before their rate counts.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The state of a fleet simulator's run between two cycles, and the distribution of measured values."""
+"""The state of a fleet simulator's run between two cycles, and calculations of the simulator without state."""
 
 from __future__ import annotations
 
