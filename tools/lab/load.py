@@ -16,8 +16,8 @@ from tools.lab.processes import LabError, Ledger
 _SECOND = re.compile(r"second ([0-9.]+) interval ([0-9.]+) events ([0-9]+) errors ([0-9]+)")
 _END = re.compile(r"client ([0-9]+) at ([0-9.]+)")
 STEADY_S, STEADY_RISE = 8, 0.03
-"""A rate is steady if its mean over the last ``STEADY_S`` seconds exceeds that over the ``STEADY_S`` before by at most this
-share.
+"""A rate is steady if its mean over the last ``STEADY_S`` seconds exceeds the mean over as many seconds before by at
+most the share ``STEADY_RISE``.
 """
 
 
@@ -46,8 +46,9 @@ class Load:
     """A kind of load.
 
     ``server``: its server; ``open_loop``: work arrives independently of answers, so that latency and not the rate shows
-    harm; ``slow``: events are rare, so that learning and the measured window last twice as long. ``cycle``: number of events that every client repeats, so that only whole cycles are
-    comparable; 0: all events are alike. ``warm_s``: seconds for which its clients run before their rate counts.
+    harm; ``slow``: events are rare, so that learning and the measured window last twice as long. ``cycle``: number of
+    events that every client repeats, so that only whole cycles are comparable; 0: all events are alike. ``warm_s``:
+    seconds for which its clients run before their rate counts.
     """
 
     name: str
