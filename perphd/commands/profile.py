@@ -172,8 +172,7 @@ class _Lines:
         self._known, self._began_s = plan.known, time.monotonic()
 
     def step(self, step: Any) -> None:
-        if step.complaint:
-            self.say(f"{self._app} suffers: {step.complaint}; all settings are restored")
+        self._complain(step)
         now_s = time.monotonic()
         if now_s - self._told_s >= _EVERY_S or step.done == step.total:
             self._told_s = now_s
@@ -181,6 +180,11 @@ class _Lines:
             each_s = (now_s - self._began_s) / done if done >= _TELLING else self._each_s
             left_s = each_s * (step.total - step.done)
             self.say(f"{step.done} of {step.total}, about {left_s / 60:.0f} min left")
+
+    def _complain(self, step: Any) -> None:
+        if step.complaint:
+            again = "; this allocation is tried once more" if step.again else ""
+            self.say(f"{self._app} suffers: {step.complaint}; all settings are restored{again}")
 
     def say(self, text: str) -> None:
         click.echo(text)
@@ -212,8 +216,7 @@ class _Bar(_Lines):
         self._bar.start()
 
     def step(self, step: Any) -> None:
-        if step.complaint:
-            self.say(f"{self._app} suffers: {step.complaint}; all settings are restored")
+        self._complain(step)
         work = "" if step.work is None else f"work {step.work:.0%}"
         self._bar.update(self._task, completed=step.done, work=work)
 

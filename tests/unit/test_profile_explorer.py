@@ -113,6 +113,26 @@ async def test_it_can_go_on_and_then_leaves_out_what_grants_no_more() -> None:
     assert len(set(tried)) < 6  # there are six cells with one or two cores
 
 
+async def test_an_allocation_is_left_out_only_if_it_hurts_twice() -> None:
+    class Disturbed(Fake):
+        """Other work on the host halves the rate in three samples, whatever is granted."""
+
+        async def look(self) -> Sample:
+            sample = await super().look()
+            low = 8 <= self.looks < 11 and self.point != self.lattice.most
+            return replace(sample, work_rate_per_s=120.0) if low else sample
+
+    subject, known = Disturbed(), progress()
+    stop, steps = await explore(subject, known, ExplorationGuard(max_loss_pct=55.0), skip=True)
+    assert stop == Stop.DONE
+    first = next(step for step in steps if step.complaint)
+    assert first.again
+    assert first.point in known.measured  # the second try did not hurt
+    assert not any(CORES.values(p)[0] >= 2.0 for p in known.suffered)
+    hurt = [step for step in steps if step.complaint and CORES.values(step.point)[0] < 2.0]
+    assert [step.again for step in hurt[:2]] == [True, False]  # one core is too little, twice
+
+
 async def test_an_absolute_latency_objective_counts() -> None:
     subject, known = Fake(), progress()
     subject.latency = 20.0

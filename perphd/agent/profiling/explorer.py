@@ -79,7 +79,8 @@ class ExplorationGuard:
 class Pacing:
     """Number of samples (one per period) skipped after a change, and number of samples then measured.
 
-    ``skip``: True: after a harmful allocation, continue with other points instead of ending.
+    ``skip``: True: after a harmful allocation, continue with other points instead of ending. An allocation then counts
+    as harmful only if it is harmful twice, since everything that grants no more is left out because of it.
     """
 
     settle: int = 4
@@ -89,13 +90,17 @@ class Pacing:
 
 @dataclass(frozen=True, slots=True)
 class ExplorationStep:
-    """Progress after every point: points done, their total, and the result."""
+    """Progress after every point: points done, their total, and the result.
+
+    ``again``: the point seemed harmful (``complaint``) and is tried once more.
+    """
 
     done: int
     total: int
     point: Point
     work: float | None
     complaint: str = ""
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +190,7 @@ class Explorer:
                 continue
             anchor = progress.lattice.anchor(point)
             if since >= _AGAIN or anchor not in anchors:
-                await self._subject.grant(anchor)
-                again, complaint = await self._measure(reference)
+                again, complaint = await self._tried(anchor, reference)
                 if complaint:
                     if ended := await self._suffered(anchor, complaint, reference):
                         return ended
@@ -197,8 +201,7 @@ class Explorer:
                     anchors[anchor] = again[0] * first.work / reference.work
                 since = 0
             since += 1
-            await self._subject.grant(point)
-            found, complaint = await self._measure(reference)
+            found, complaint = await self._tried(point, reference)
             if self._ends():
                 return ProbeOutcome(Stop.INTERRUPTED)
             if complaint:
@@ -214,10 +217,36 @@ class Explorer:
                 )
         return ProbeOutcome(Stop.DONE)
 
-    async def _suffered(self, point: Point, complaint: str, reference: ReferencePoint) -> ProbeOutcome | None:
-        """Restore everything at once. Returns the outcome, or None to continue with other points."""
+    async def _tried(
+        self, point: Point, reference: ReferencePoint
+    ) -> tuple[tuple[float, float | None, float | None] | None, str]:
+        """Grant an allocation and measure it, twice if it seems harmful and others are to be tried after it.
+
+        Other work on the host, or the hypervisor, may have caused the trouble.
+        """
+        await self._subject.grant(point)
+        found, complaint = await self._measure(reference)
+        if not (complaint and self._pacing.skip):
+            return found, complaint
+        await self._restore()
+        step = ExplorationStep(
+            self._progress.done, len(self._progress.points), point, None, complaint, again=True
+        )
+        self._tell(step)
+        await self._recover(reference)
+        if self._ends():
+            return None, ""
+        await self._subject.grant(point)
+        return await self._measure(reference)
+
+    async def _restore(self) -> None:
+        """Restore everything at once."""
         await self._subject.grant(None)
         await self._subject.look()  # a sample makes the agent apply the restored settings
+
+    async def _suffered(self, point: Point, complaint: str, reference: ReferencePoint) -> ProbeOutcome | None:
+        """Restore everything at once. Returns the outcome, or None to continue with other points."""
+        await self._restore()
         self._progress.add_suffered(point, complaint)
         self._tell(ExplorationStep(self._progress.done, len(self._progress.points), point, None, complaint))
         if not self._pacing.skip:
