@@ -37,7 +37,6 @@ ALMOST_WHOLE = 0.9
 UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
 
-
 TOO_FEW_RISES = Unavailable("the noise of this signal was not observed for long enough")
 """Reason while a signal's false alarms cannot be estimated."""
 
@@ -88,10 +87,10 @@ class DetectorState:
     """The detector's state between ticks.
 
     ``below``, ``severe``, ``above``: numbers of consecutive samples below target, below it by the effect size, on
-    target. ``short_sigma``: sum of the shortfalls below target, in units of one sample's scatter. ``extra``,
-    ``cause``: extra time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of
-    both channels' shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, scaled to samples of
-    one second. ``margins``: distances of the references from the target, in log units.
+    target. ``below_s``: time that ``below`` samples cover. ``short_sigma``: sum of the shortfalls below target, in
+    units of one sample's scatter. ``extra``, ``cause``: extra time of these samples, and the cause inferred from it.
+    ``work``, ``delay``: noise of both channels' shortfalls, and evidence of a shift. ``delays``: scatter of latency
+    alone, scaled to samples of one second. ``margins``: distances of the references from the target, in log units.
     ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
     ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
     """
@@ -112,6 +111,7 @@ class DetectorState:
     alert_share: float = ALERT_SHARE
     gathered: Gathered = NOTHING_GATHERED
     channels: Channels = NOTHING_KNOWN
+    below_s: float = 0.0
 
 
 _with_channels = changer(DetectorState, "channels")
@@ -272,6 +272,7 @@ def judge(
         new = replace(
             new,
             below=state.below + 1 if below else 0,
+            below_s=state.below_s + sample.interval_s if below else 0.0,
             short_sigma=_short_sigma(state, score, noise_sd) if below else 0.0,
             scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))) if counts else state.scatter,
             delays=scatter.of_latency(state.delays, perf, sample.interval_s) if counts else state.delays,
@@ -291,6 +292,9 @@ def judge(
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in TROUBLED else Cause.NONE
+    # Beside restricted batch, samples shorter than a period scatter too much to act on one of them.
+    lasting = alert or rising or not (protected and period_s) or new.below_s >= ALMOST_WHOLE * period_s
+    likely = _is_likely(new, alert, rising, settings) or (blatant and (alert or protected))
     return Judgement(
         Verdict(health, shown, since_s, tuple(evidence)),
         new,
@@ -301,7 +305,7 @@ def judge(
         blatant=blatant,
         clear=blatant or clear,
         slower=1.0 + counted[1],
-        likely=below and (_is_likely(new, alert, rising, settings) or (blatant and (alert or protected))),
+        likely=below and lasting and likely,
     )
 
 
@@ -333,6 +337,7 @@ def rearm(state: DetectorState) -> DetectorState:
     return replace(
         state,
         below=0,
+        below_s=0.0,
         severe=0,
         above=0,
         short_sigma=0.0,

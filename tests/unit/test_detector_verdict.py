@@ -61,6 +61,36 @@ def test_the_arrays_say_what_the_detector_says_sample_by_sample(
     assert called >= 2
 
 
+def test_short_samples_strengthen_a_protection_only_if_they_cover_a_period() -> None:
+    target = Target(90.0, NONE, Band(100.0, 0.05, 50.0), None)
+
+    def likely_after(part_s: float, *, protected: bool, alert: bool = False) -> int:
+        """Number of bad samples of this length after which a shortfall is likely."""
+        state = DetectorState()
+        for count in range(1, 9):
+            sample = Sample("db", count * part_s, part_s, work_rate_per_s=30.0, cpu_some_pct=30.0)
+            judged = judge(
+                state,
+                sample,
+                performance(sample),
+                target,
+                Closed(),
+                PolicySettings(),
+                alert,
+                protected,
+                period_s=1.0,
+            )  # type: ignore[arg-type]
+            state = judged.state
+            if judged.likely:
+                return count
+        raise AssertionError("never")
+
+    assert likely_after(1.0, protected=True) == 1
+    assert likely_after(0.25, protected=True) == 4
+    assert likely_after(0.25, protected=False, alert=True) == 1
+    assert likely_after(0.25, protected=False) == 2
+
+
 @pytest.mark.parametrize("nearer", [None, 1.0])
 def test_false_alarms_keep_to_the_configured_rate(nearer: float | None) -> None:
     """A few noises of the bench's grid, at a rate at which some hours tell; the whole grid is the bench's."""
