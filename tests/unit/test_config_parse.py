@@ -113,7 +113,11 @@ def test_every_objective_can_be_configured():
     assert {field.name for field in dataclasses.fields(Objective)} <= keys
 
 
-EVERY_TABLE: dict[str, type] = {**TABLES, NOTIFY: NotifyConfig, **WORKLOAD_TABLES}
+EVERY_TABLE: dict[str, type] = {
+    **TABLES,
+    NOTIFY: NotifyConfig,
+    **{str(kind): table for kind, table in WORKLOAD_TABLES.items()},
+}
 DESIGNED = ("daemon", "store", "policy", "metrics")
 DESIGNED_OF_WORKLOADS = {
     *(

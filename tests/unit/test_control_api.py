@@ -219,7 +219,7 @@ def test_workloads_in_the_form_of_the_configuration(served: Served):
         "cgroup": "/app/db",
         "sli": {"source": "push", "max_age_s": "5"},
         "touch": "all",
-        "exploration": "all",
+        "tuning": {"exploration": "all"},
         "present": True,
         "effective_mode": "enforce",
         "added_at_run_time": False,
