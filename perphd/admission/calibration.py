@@ -74,8 +74,8 @@ def failure(test: DetectorTest) -> str:
     """Message for the operator if the self-test failed; empty if it passed."""
     if isinstance(test.found_after_samples, Unavailable):
         return (
-            f"detector self-test: a drop of two sigma was not found within {PATIENCE} samples: policy.cusum_k is too "
-            "high, or policy.false_alarms_per_day too low"
+            f"detector self-test: a drop of two sigma was not found within {PATIENCE} samples: "
+            "tuning.policy.cusum_k is too high, or policy.false_alarms_per_day too low"
         )
     rate = test.expected_per_day
     if isinstance(rate, float) and rate > TOO_OFTEN * test.accepted_per_day:

@@ -1,4 +1,4 @@
-"""Every threshold, rate and delay of the policies: config table ``[policy]``, units in the names."""
+"""Every threshold, rate and delay of the policies: config tables ``[policy]`` and ``[tuning.policy]``."""
 
 from __future__ import annotations
 
@@ -148,7 +148,6 @@ class PolicySettings:
         1000.0,
         "hosts",
         "penalty for missing a target, in host-equivalents of batch work; higher values make reductions more cautious",
-        expert=False,
     )
     regret_s: float = _key(
         60.0,
@@ -163,7 +162,6 @@ class PolicySettings:
         60.0,
         "1/h",
         "maximum number of exploration steps per hour, of one unit each, made while there is slack; 0: none",
-        expert=False,
     )
     step_aside_calm_s: float = _key(
         300.0,
@@ -179,6 +177,7 @@ class PolicySettings:
         default=True,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "confine a streaming batch job to the smallest cache mask if the batch jobs together gain by it",
         },
     )
@@ -201,6 +200,7 @@ class PolicySettings:
         default=False,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "forecast load growth of an LRA by season or trend, and give it idle resources in advance",
         },
     )
@@ -249,6 +249,7 @@ class PolicySettings:
         default=True,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "restrict newly started batch pre-emptively if the model predicts harm",
         },
     )
@@ -256,6 +257,7 @@ class PolicySettings:
         default=True,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "if batch ran before an LRA's reference was learned, protect the LRA strongly for a few seconds to "
             "learn it",
         },
@@ -299,7 +301,7 @@ def without_trials(settings: PolicySettings) -> PolicySettings:
 
 
 def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:
-    """The settings for one LRA: the host's, overridden by its own table ``[lra.policy]``."""
+    """The settings for one LRA: the host's, overridden by its own table ``[lra.tuning]``."""
     return replace(settings, **dict(spec.policy)) if spec.policy else settings  # type: ignore[arg-type]
 
 

@@ -431,7 +431,7 @@ def probe_elsewhere(
     fs: KernelFs, hierarchies: Hierarchies, opener: EventOpener | None = None
 ) -> Capabilities:
     """Capabilities of a host whose files alone are available (``host.root``); system calls cannot probe it."""
-    reason = "only this host's files are available, below host.root"
+    reason = "only this host's files are available, below tuning.host.root"
 
     def events(directory: str) -> EventSupport:
         if opener is not None:

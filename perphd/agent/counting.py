@@ -43,7 +43,7 @@ def notes(state: State, modes: Modes) -> tuple[str, ...]:
         if observed:
             lines.append(
                 f"cache occupancy and memory bandwidth of {_names(observed)} are not measured: observing creates no "
-                "resctrl groups; allow them with [resctrl] monitor_in_observe = true"
+                "resctrl groups; allow them with [tuning.resctrl] monitor_in_observe = true"
             )
     lines += _blind(state)
     return tuple(lines)
@@ -76,7 +76,7 @@ def with_measured(found: Capabilities, state: State) -> Capabilities:
         detail = f"{able}; {len(names)} of {len(state.specs)} workloads are measured"
         now = Capability(MONITORING, Area.MEASURE, True, detail)
     else:
-        remedy = "enforce the workloads, or set [resctrl] monitor_in_observe = true"
+        remedy = "enforce the workloads, or set [tuning.resctrl] monitor_in_observe = true"
         reasons = {counted.why_not(name).reason: None for name in state.specs}
         detail = f"{able}, but no workload is measured: {'; '.join(reasons) or 'none is declared'}"
         if counted.otherwise is not NOT_ASKED or counted.missing:

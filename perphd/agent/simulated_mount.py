@@ -1,8 +1,8 @@
 """A simulated server as a directory: kernel files through FUSE, workloads in real time, a daemon beside it.
 
 The mount resembles the root of a host: ``proc``, ``sys/fs/cgroup``, ``sys/fs/resctrl``,
-``sys/devices/system``, and ``run/perphd-sim/NAME`` with the indicators of every application. ``[host] root``
-points a daemon to it.
+``sys/devices/system``, and ``run/perphd-sim/NAME`` with the indicators of every application. ``[tuning.host]
+root`` points a daemon to it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: 
         f'socket = "{state_dir}/perphd.sock"',
         'read_group = "root"',
         'admin_group = "root"',
-        "[host]",
+        "[tuning.host]",
         f'root = "{directory}"',
     ]
     for spec in workloads:

@@ -76,7 +76,7 @@ def _place(out: Out, workload: str) -> tuple[str, str]:
         return "", workload
     groups: dict[str, str] | None = None
     with suppress(Unreachable, NotPermitted, Refused):
-        host = out.client.get("config")["host"]
+        host = out.client.get("config")["tuning"]["host"]
         groups = {
             item["spec"]["name"]: str(item["spec"]["cgroup"])
             for item in out.client.get("status")["workloads"]

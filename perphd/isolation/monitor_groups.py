@@ -59,7 +59,9 @@ REFUSED: Final = BackoffRule(1.0, 30.0)
 FULL_S: Final = 60.0
 """Time after ENOSPC during which the number of groups does not grow."""
 
-NOT_ASKED: Final = Unavailable("the workload is only observed, and [resctrl] monitor_in_observe is false")
+NOT_ASKED: Final = Unavailable(
+    "the workload is only observed, and [tuning.resctrl] monitor_in_observe is false"
+)
 NO_THREADS: Final = Unavailable("the workload has no threads")
 NOT_YET: Final = Unavailable("the workload's threads are not all in its resctrl group yet")
 FOREIGN: Final = Unavailable("the workload's threads are in another program's resctrl group and stay there")

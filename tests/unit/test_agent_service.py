@@ -265,7 +265,7 @@ async def test_a_simulated_host_keeps_its_indicators_over_a_reload(
 ):
     path, taken = tmp_path / "perphd.toml", []
     path.write_text(
-        f'[host]\nkind = "simulated"\n[daemon]\nstate_dir = "{tmp_path}"\n'
+        f'[tuning.host]\nkind = "simulated"\n[daemon]\nstate_dir = "{tmp_path}"\n'
         '[[lra]]\nname = "db"\ncgroup = "/no-such/db"\n[[batch]]\nname = "b"\ncgroup = "/no-such/b"\n'
     )
     service = Service(path, load(path), lambda agent, reload: FakeServer(None, None))

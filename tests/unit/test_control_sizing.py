@@ -262,7 +262,7 @@ def test_without_a_daemon_the_configuration_names_store_and_groups(
     made(tmp_path / "perphd.db", 130, {"db": usual(constant(1.0), constant(GIB))})
     write_tree(tmp_path / "root", TREE)
     config = parse(
-        f'[daemon]\nstate_dir = "{tmp_path}"\n[host]\nroot = "{tmp_path}/root"\n'
+        f'[daemon]\nstate_dir = "{tmp_path}"\n[tuning.host]\nroot = "{tmp_path}/root"\n'
         '[[lra]]\nname = "db"\ncgroup = "/app.slice/db.service"\n',
         "test",
     )

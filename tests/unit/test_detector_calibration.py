@@ -45,7 +45,7 @@ def test_a_detector_that_alarms_too_often_or_never_is_told() -> None:
     assert "4.0 false alarms a day" in often
     assert "1 are accepted" in often
     never = calibration.failure(replace(test, found_after_samples=Unavailable("not within 200 samples")))
-    assert "not found within 200 samples: policy.cusum_k" in never
+    assert "not found within 200 samples: tuning.policy.cusum_k" in never
 
 
 def test_an_lras_own_noise_tells_once_enough_of_it_was_seen() -> None:

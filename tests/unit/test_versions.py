@@ -233,11 +233,13 @@ def test_on_a_simulated_host_there_are_no_programs_and_nothing_breaks() -> None:
 @pytest.mark.parametrize("value", ["", "exe", "file:relative", "label:", "auto:x", "file:/a\0b", 7])
 def test_what_says_nothing_of_a_version_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match="version_from"):
-        read_workload(Kind.LRA, {"name": "db", "cgroup": "/db", "version_from": value}, "x.toml", "lra[0]")
+        read_workload(
+            Kind.LRA, {"name": "db", "cgroup": "/db", "tuning": {"version_from": value}}, "x.toml", "lra[0]"
+        )
 
 
 def test_where_the_version_comes_from_is_read_and_written() -> None:
-    table = {"name": "db", "cgroup": "/db", "version_from": "file:/srv/VERSION"}
+    table = {"name": "db", "cgroup": "/db", "tuning": {"version_from": "file:/srv/VERSION"}}
     assert to_table(read_workload(Kind.LRA, table, "x.toml", "lra[0]")) == table
 
 

@@ -29,7 +29,7 @@ def configuration(paths: Sequence[str], state: Path) -> str:
     """
     lras = max(1, len(paths) // LRA_SHARE)
     lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
-    lines += ["", "[isolation]", "changes_per_s = 100"]
+    lines += ["", "[tuning.isolation]", "changes_per_s = 100"]
     for number, path in enumerate(paths):
         kind = "lra" if number < lras else "batch"
         lines += ["", f"[[{kind}]]", f'name = "{kind}-{number:03}"', f'cgroup = "{path}"']

@@ -75,6 +75,7 @@ _SIZING: Final = """
 enabled = true
 [sizing]
 shaper = "{shaper}"
+[tuning.sizing]
 memory = "400G"
 """
 _PERPHD: Final = (sys.executable, "-c", "from perphd.commands.daemon import main; main()")
