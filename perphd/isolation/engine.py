@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-import rdt
 from perphd.domain.errors import Broken, KernelError
 from perphd.domain.plan import Key, Write
-from perphd.host.resctrl import LockHeld, as_kernel_error
 
 log = logging.getLogger("perphd")
 
 Undo: TypeAlias = Callable[[], object]
 """Takes one write back. Returns False if there is nothing to take back, and raises if that fails."""
+Keep: TypeAlias = Callable[[Undo], None]
+"""Stores how to take back a change that is about to be made."""
 
 
 class NotRolledBack(Exception):
@@ -72,27 +72,25 @@ class Writer(Protocol):
     def hindrance(self, write: Write) -> KernelError | None:
         """Why this write must not be started; None: it may be."""
 
-    def make(self, write: Write, keep: Callable[[Undo], None]) -> KernelError | None:
-        """Make the write, and verify it. ``keep`` stores how to take back what it changes.
+    def make(self, write: Write, keep: Keep) -> KernelError | None:
+        """Make the write, and verify it.
 
-        Returns the failure of a part that need not be rolled back; None: there is none.
+        Calls ``keep`` before it changes anything, because a write that fails halfway is taken back as well. Returns the
+        failure of a part that need not be rolled back; None: there is none.
 
         Raises:
-            Exception: the write failed.
+            Exception: the write failed. Anything but a KernelError is a defect, and is logged in full.
         """
 
     def is_gone(self, write: Write) -> bool:
         """True if an error of this write means nothing, because its cgroup is gone or was replaced."""
 
-    def failed(self, write: Write, error: KernelError) -> None:
-        """Note a failure, before its scope is rolled back."""
+    def failed(self, write: Write, error: KernelError) -> bool:
+        """Note a failure, before its scope is rolled back. Returns False if no other scope can be written either."""
 
 
 def make_all(writer: Writer, writes: Sequence[Write], result: Result) -> None:
-    """Make these writes in order. Raises no Exception, since that would leave them half done.
-
-    If another program holds resctrl's lock, no further write is tried.
-    """
+    """Make these writes in order. Raises no Exception, since that would leave them half done."""
     undo: dict[str, list[tuple[Write, Undo]]] = {}
     broken: set[str] = set()
     for write in writes:
@@ -105,11 +103,11 @@ def make_all(writer: Writer, writes: Sequence[Write], result: Result) -> None:
         if error is None:
             continue
         result.note_failure(error, write)
-        writer.failed(write, error)
+        goes_on = writer.failed(write, error)
         _take_back(undo.pop(scope, []), result)
-        broken.add(scope)
-        if isinstance(error, LockHeld):
+        if not goes_on:
             break
+        broken.add(scope)
 
 
 def _make(writer: Writer, write: Write, undo: list[tuple[Write, Undo]], result: Result) -> KernelError | None:
@@ -145,8 +143,6 @@ def as_failure(exc: Exception, write: Write) -> KernelError:
     """The failure of a write as a KernelError; unexpected exceptions are logged in full."""
     if isinstance(exc, KernelError):
         return exc
-    if isinstance(exc, rdt.ResctrlError):
-        return as_kernel_error(exc)
     log.error("%s: writing %r ended unexpectedly", write.path, write.value, exc_info=exc)
     detail = f"{type(exc).__name__}: {exc}"
     advice = "unexpected error in perphd; the log has the traceback"
