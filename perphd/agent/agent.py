@@ -350,7 +350,7 @@ class Agent:
             samples = state.samples | state.full_samples
             configured = configured_modes(state.config)
             people = Population(specs, samples, left_out, state.parts.policy.name, configured)
-            record = await state.parts.trials.start(request, people, state.parts.pauses.all(), by_text(by))
+        record = await state.parts.trials.start(request, people, state.parts.pauses.all(), by_text(by))
         state.planned = None
         text = f"trial {record.plan.trial} began: {record.plan.blocks} blocks of {record.plan.block_s:g} s"
         state.tell(EventKind.TRIAL, f"{text}, seed {record.plan.seed}", by=by)
@@ -455,6 +455,7 @@ class Agent:
         """
         async with self._state.lock:
             spec = self._state.lra(lra)
+            await self._state.parts.models.written()
             self._state.parts.models.follow((spec,), self._state.now_s, self._state.application)
             warnings = self._state.parts.models.take(spec, text, self._state.now_s, rename)
         self._state.tell(EventKind.WORKLOAD, "model imported", lra)
@@ -463,6 +464,7 @@ class Agent:
     async def reset_model(self, lra: str) -> None:
         """Discard an LRA's model. Raises ConfigError (no such LRA) or KernelError (its files cannot be moved)."""
         async with self._state.lock:
+            await self._state.parts.models.written()
             self._state.parts.models.reset(self._state.lra(lra), self._state.now_s)
         self._state.tell(EventKind.WORKLOAD, "model reset", lra)
 

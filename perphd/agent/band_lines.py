@@ -5,12 +5,24 @@ from __future__ import annotations
 from perphd.agent.devices.latency import KNOB
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
-from perphd.domain.workload import Mode
+from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.workload import Mode, WorkloadSpec
 
 
 def band_lines(state: State, modes: Modes) -> tuple[str, ...]:
     """Lines for workloads that declare their band, for copper and the host's own daemons, and for latency targets."""
     return (*_bands(state, modes), *_latencies(state, modes))
+
+
+def beside_gold(state: State, modes: Modes, spec: WorkloadSpec) -> str:
+    """The consequence for an LRA of the CPUs that gold has; empty if there is none."""
+    division, known, target = state.bands.division, state.enforceable.get(spec.name), state.target
+    if division is None or known is None or modes.of(spec) is not Mode.ENFORCE:
+        return ""
+    from perphd.qos import division as gold
+
+    wanted = UNTOUCHED if target is None else target.settings.get(spec.name, UNTOUCHED)
+    return gold.beside_gold(spec, wanted, division, known.knobs)
 
 
 def _latencies(state: State, modes: Modes) -> tuple[str, ...]:
@@ -44,7 +56,8 @@ def _bands(state: State, modes: Modes) -> tuple[str, ...]:
         known = state.enforceable.get(spec.name)
         knobs = frozenset() if known is None else known.knobs
         in_force = state.parts.executor.in_force(spec.name)
-        members.append(BandMember(spec, modes.of(spec) is Mode.ENFORCE, knobs, in_force))
+        enforced = modes.of(spec) is Mode.ENFORCE
+        members.append(BandMember(spec, enforced, knobs, in_force, beside_gold(state, modes, spec)))
     network = state.config.network
     topology, actuators = state.topology, state.actuators
     controls = HostControls(

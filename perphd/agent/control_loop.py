@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import replace
 
 from perphd.admission.attention import advance
@@ -19,7 +20,6 @@ from perphd.agent.wanted import wanted_settings
 from perphd.agent.workload_registry import WorkloadRegistry
 from perphd.domain import progress
 from perphd.domain.decision import TROUBLED, Decision
-from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.quick import changer, maker
@@ -258,11 +258,7 @@ class ControlLoop:
             return
         log.warning("%s", text, extra={"fields": {"event": EventKind.TRIAL}})
         if any(self._modes.of(spec) is Mode.ENFORCE for spec in self._state.all_specs()):
-            try:
-                await self._state.parts.pauses.begin("", None, text, "perphd")
-            except ConfigError as exc:  # the mode cannot be stored, but observe mode is in force anyway
-                log.error("%s", exc)
-                self._modes.halt()
+            self._state.parts.pauses.begin_now(text, "perphd").add_done_callback(_say_unstored)
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}
@@ -469,3 +465,8 @@ class ControlLoop:
         self._conflicts = set(conflicts)
         tally.conflicts = tuple((c.workload, c.path, str(c)) for c in yielded)
         records.event(Event(now_s, EventKind.TICK, f"tick {self._state.tick}"))
+
+
+def _say_unstored(pause: Future[None]) -> None:
+    if (exc := pause.exception()) is not None:
+        log.error("the pause after a trial is in force, but will end when perphd stops: %s", exc)

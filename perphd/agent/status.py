@@ -6,6 +6,7 @@ from perphd import __version__
 from perphd.admission import calibration
 from perphd.admission.settings import settings_for
 from perphd.agent import counting
+from perphd.agent.band_lines import beside_gold
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, State
 from perphd.domain.allocation import Settings
@@ -85,6 +86,7 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
             *executor.not_enforceable(spec.name),
             *executor.limited(spec.name),
             *_ceiling_missing(state, modes, spec, known),
+            *_left_to_gold(state, modes, spec),
         ),
         expected_false_alarms_per_day=_false_alarms(state, spec),
         pause=modes.pause_of(spec),
@@ -116,6 +118,11 @@ def _false_alarms(state: State, spec: WorkloadSpec) -> Reading:
     config = state.config
     settings = settings_for(config.policy, spec)
     return calibration.expected(state.memory, spec.name, settings, config.daemon.period_s)
+
+
+def _left_to_gold(state: State, modes: Modes, spec: WorkloadSpec) -> tuple[NotEnforceable, ...]:
+    text = beside_gold(state, modes, spec)
+    return (NotEnforceable(spec.name, "cpus", text),) if text else ()
 
 
 def _ceiling_missing(

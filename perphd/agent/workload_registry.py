@@ -173,6 +173,7 @@ class WorkloadRegistry:
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
                 await self.let_go(name)
         async with self._state.lock:
+            await self._state.parts.models.written()
             if why := _changed(self._state.config, config):
                 self._modes.end_trial(f"the configuration of {why} changed", by)
             else:
@@ -208,6 +209,7 @@ class WorkloadRegistry:
                 return
             self._state.found.pop(name, None)
             report = await self._state.parts.executor.restore((name,))
+            await self._state.parts.models.written()
             self._note_left(name, report, self._state.now_s)
             del self._state.specs[name]
             self._state.forget(name)
@@ -246,6 +248,7 @@ class WorkloadRegistry:
         """Apply a changed declaration, made by the workload or the operator."""
         async with self._state.lock:
             old = self._state.specs[spec.name]
+            await self._state.parts.models.written()
             self._state.parts.models.keep_if_counted_alike(old, spec, self._state.now_s)
             self._state.specs[spec.name] = spec
             self._state.enforceable.pop(spec.name, None)

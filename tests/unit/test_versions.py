@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -277,6 +279,7 @@ class Daemon:
         """This version runs, and does so much work undisturbed."""
         self.running.now["db"] = version
         self.now_s += VERSION_LOOK_S
+        self.models._wait(self.now_s)  # the disk is fast
         for _ in range(seconds):
             self.now_s += 1.0
             self.wall_s += 1.0
@@ -463,4 +466,51 @@ def test_the_list_of_models_shows_versions(path: Path) -> None:
     daemon.deployed("1.1", 1000.0, seconds=3)
     (part,) = list_parts([daemon.models.summary(DB)])
     assert "1.1 (+1 earlier)" in str(part)
+    daemon.stop()
+
+
+def test_a_slow_disk_delays_a_change_of_version_and_not_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, real, go = Daemon(path), ModelFiles.save, Event()
+    daemon.deployed("1.0", 1000.0)
+
+    def save(*asked: str) -> None:
+        go.wait(10.0)
+        real(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelFiles, "save", save)
+    daemon.models._lives["db"].saved_samples = -1
+    daemon.models.save_when_due((DB,), daemon.now_s + 600.0, 60.0)
+    daemon.running.now["db"] = "1.1"
+    daemon.now_s += VERSION_LOOK_S
+    daemon.models.follow((DB,), daemon.now_s)
+    assert daemon.models.summary(DB).version == "1.0", "it does not wait"
+    go.set()
+    daemon.models._wait(daemon.now_s)
+    daemon.models.follow((DB,), daemon.now_s)
+    assert daemon.models.summary(DB).version == "1.1"
+    daemon.stop()
+
+
+async def test_requests_that_need_the_files_let_the_loop_run_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, real, go = Daemon(path), ModelFiles.save, Event()
+    daemon.deployed("1.0", 1000.0)
+
+    def save(*asked: str) -> None:
+        go.wait(10.0)
+        real(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelFiles, "save", save)
+    daemon.models._lives["db"].saved_samples = -1
+    daemon.models.save_when_due((DB,), daemon.now_s + 600.0, 60.0)
+    waiting = asyncio.ensure_future(daemon.models.written())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    go.set()
+    await waiting
+    daemon.models.reset(DB, daemon.now_s)
+    assert daemon.models.summary(DB).samples == 0
     daemon.stop()
