@@ -218,7 +218,8 @@ class LraController:
             return self._rescue(judged, model)
         if self._grazes(judged):
             known = kept.enough_here(self.state.kept, self.lra, self.state.loads, self._regretted)
-            before, move = self.state, self._rescue(judged, model, "likely short, or too often: ", known)
+            why = "probably below its target, or below it too often: "
+            before, move = self.state, self._rescue(judged, model, why, known)
             if move.action is Action.HOLD or not inferer.asks_no_more(move.chosen, self.current):
                 return move
             self.state = before  # without confirmation, nothing is taken from an LRA

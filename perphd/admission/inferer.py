@@ -35,7 +35,7 @@ VISITED = 2.0
 """Support from which an allocation counts as tried."""
 CAUTION = 2.0
 """Exponent on the chance of meeting the target, which makes a miss more costly than lost batch work."""
-EXPLORING = "the target is missed and this is untried: exploring"
+EXPLORING = "the target is missed, and this allocation is untried: exploring"
 """Reason given if ``choose`` selects an allocation without support."""
 EQUAL_USE = 0.97
 """Ratio of expected values above which they count as equal."""
@@ -173,7 +173,8 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     if chances[best.allocation] >= SURE:
         return best, "the cheapest allocation that is almost certain to meet the target"
     if chances[best.allocation] >= FAIR:
-        return best, f"a {chances[best.allocation]:.0%} chance to meet the target, at the best price"
+        chance = f"a chance of {chances[best.allocation]:.0%} to meet the target"
+        return best, f"{chance}, the best compromise with batch's work"
     here = max((a.prediction.score for a in assessed if a.allocation == current), default=0.0)
     hopeful = [
         a

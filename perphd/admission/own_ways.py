@@ -224,9 +224,9 @@ class _Tick:
         gone = [name for name in names if pair.domain not in self.homes.get(name, ())]
         short = [name for name in names if self.now.short.get(name, 0) >= SHORT_TICKS]
         if gone:
-            self._join(pair, f"{', '.join(gone)} is no longer there", Action.ROLLBACK)
+            self._join(pair, f"no longer in this domain: {', '.join(gone)}", Action.ROLLBACK)
         elif short:
-            self._join(pair, f"{', '.join(short)} is short of cache with separate ways", Action.ROLLBACK)
+            self._join(pair, f"short of cache with separate ways: {', '.join(short)}", Action.ROLLBACK)
             known = next(
                 (p for p in self.now.pauses if p.domain == pair.domain), WaysPause(pair.domain, 0.0, 0)
             )

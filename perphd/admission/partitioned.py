@@ -288,8 +288,8 @@ class PartitionedTick:
                 draft.action = Action.SHRINK
                 kept = self.cores.chance(member, count)
                 draft.reason = (
-                    f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
-                    f"a {kept:.0%} chance that it keeps its target"
+                    f"gives up {member.cores - count} cores and keeps its target with a chance of {kept:.0%}; "
+                    f"below target: {', '.join(takers)}"
                 )
             elif count <= member.cores and draft.action is Action.GROW:
                 draft.action = Action.GROW if self.cache.moved else Action.HOLD

@@ -67,7 +67,7 @@ WELL_KNOWN: Final = 6
 """Number of samples whose mean shows whether a setting meets the target."""
 MOST_TRIED: Final = 12
 ALL_AT_ONCE: Final = "batch is restricted in every resource at once"
-ENOUGH: Final = "limit of changes within the last minutes reached"
+ENOUGH: Final = "the limit of recent changes is reached"
 _WEIGHT_OF_IDLE: Final = 0
 
 

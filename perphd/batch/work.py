@@ -173,14 +173,10 @@ def by_work(outlook: WorkOutlook, run_time_s: Histogram) -> tuple[bool, str]:
         return False, f"jobs like it use {outlook.cpus:.2f} CPUs: they wait for other resources"
     if outlook.error_share is not None:
         work, clock = outlook.error_share, 1.0 - outlook.error_share
-        better = work <= clock
-        ratio = f"its errors made up {min(work, clock):.0%} of the sum of both"
-        return better, f"{ratio}, those of {WorkKind.RUN_TIME if better else kind} {max(work, clock):.0%}"
+        return work <= clock, f"shares of past errors: {kind} {work:.0%}, {WorkKind.RUN_TIME} {clock:.0%}"
     varies, clock_varies = spread(outlook.law), spread(run_time_s)
-    better = varies <= NEAR * clock_varies
-    other = WorkKind.RUN_TIME if better else kind
-    own, others = (varies, clock_varies) if better else (clock_varies, varies)
-    return better, f"it varies by {own:.0%} among jobs like it, {other} by {others:.0%}"
+    text = f"spread among similar jobs: {kind} {varies:.0%}, {WorkKind.RUN_TIME} {clock_varies:.0%}"
+    return varies <= NEAR * clock_varies, text
 
 
 def spread(law: Histogram) -> float:

@@ -235,7 +235,7 @@ def _health(decision: Decision) -> str:
     since = decision.at_s - verdict.since_s
     words = str(verdict.health)
     if verdict.health is Health.UNKNOWN:
-        words = "not possible to judge it"
+        words = "of unknown health"
     if verdict.cause not in (Cause.NONE, Cause.UNKNOWN):
         words += f", {_CAUSES[verdict.cause]}"
     if verdict.culprit:

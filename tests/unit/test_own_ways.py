@@ -231,7 +231,7 @@ def test_ways_that_were_too_few_are_given_up_for_a_while_that_doubles() -> None:
     assert play.masks("db") == {}
     assert play.step is not None
     assert [o.kept for o in play.step.outcomes] == [False, False]
-    assert "is short of cache with separate ways" in play.reason("db")
+    assert "short of cache with separate ways: " in play.reason("db")
     waits = []
     for _ in range(2):
         since_s = play.now_s

@@ -205,7 +205,7 @@ class Contributions:
                 continue
             if size > MOST_BYTES:
                 _log.warning(
-                    "the contributions of %d hosts have %d bytes in total, more than %d: no more are read",
+                    "the contributions of %d hosts take %d bytes (limit %d): further ones are not read",
                     len(kept),
                     size,
                     MOST_BYTES,
