@@ -268,7 +268,7 @@ class _Tick:
                 settings[name] = _with_mask(settings[name], pair.domain, mask)
                 own[name] = max(own.get(name, 0), pair.layout.ways(name))
                 others = [each for each, _ in pair.layout.masks if each != name]
-                text = f"{pair.layout.ways(name)} ways of domain {pair.domain} of its own, apart from "
+                text = f"{pair.layout.ways(name)} separate ways in domain {pair.domain}, not shared with "
                 text += ", ".join(others)
                 pool = next((each for each in pair.layout.pooled if name in each), ())
                 if len(pool) > 1:

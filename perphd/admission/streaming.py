@@ -232,7 +232,7 @@ class _Tick:
     def _let_go(self, name: str, why: str) -> None:
         at_s, confined = self.at_s, tuple(n for n in self.now.confined if n != name)
         self.now = replace(self.now, confined=confined, rates=(), since_s=at_s)
-        text = f"getting its share of the cache back: {why}"
+        text = f"its share of the cache is returned: {why}"
         self.outcomes.append(_outcome(name, at_s, at_s, True, text))
 
     def _void(self, why: str) -> None:

@@ -225,7 +225,7 @@ def _what_followed(after: Consequences, verbose: bool) -> list[Cell]:
         lines += [f"    {write}" for write in after.written] if verbose else []
     if after.outcome is not None:
         lines.append(
-            f"  Afterwards: {after.outcome.text}; it was {'kept' if after.outcome.kept else 'undone'}."
+            f"  Afterwards: {after.outcome.text}; the change was {'kept' if after.outcome.kept else 'undone'}."
         )
     return lines
 
