@@ -38,7 +38,7 @@ CAUTION = 2.0
 EXPLORING = "the target is missed, and this allocation is untried: exploring"
 """Reason given if ``choose`` selects an allocation without support."""
 EQUAL_USE = 0.97
-"""Ratio of expected values above which they count as equal."""
+"""Ratio to the greatest expected value from which an allocation's expected value counts as equal to it."""
 NEGLIGIBLE_CORES = 0.02
 """Difference in batch's cores below which candidates count as equal."""
 

@@ -166,9 +166,9 @@ def weigh(
     Args:
         known: baselines of work and delay.
         seen: the sample.
-        per_day: accepted false alarms.
+        per_day: accepted false alarms per day.
         period_s: time between samples.
-        spend: present factor on that rate.
+        spend: present factor on ``per_day``.
         large_k: slack of the CUSUM for large shifts.
         ticks: least number of samples for an alarm.
         interval_s: length of the sample in seconds.

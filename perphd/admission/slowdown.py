@@ -29,10 +29,10 @@ _PHASE: Final = 1.1  # growth of cycles per instruction worth mentioning
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result for one sample.
+    """Effect of neighbours in one sample.
 
-    ``slow``: harm by neighbours, if any. ``counted``: LLC, MBW or SMT (else NONE), and the relative growth of time per
-    instruction.
+    ``slow``: harm for which neighbours are blamed, if any. ``counted``: the cause according to the processor's counters
+    (LLC, MBW or SMT; else NONE), and the relative growth of time per instruction.
     """
 
     channels: Channels

@@ -40,7 +40,7 @@ PATIENCE: Final = 3
 """Multiple of the needed samples after which an undecided trial ends."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
-"""Share of all batch's cache misses from which confining a job may benefit the others."""
+"""Least share of all batch's cache misses that a job must cause for its confinement to benefit the others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
 LEAST_CLASSES: Final = 4

@@ -136,7 +136,7 @@ class NodeRoutes:
         return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"], use)
 
     def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger, NodeUse]:
-        """The host's snapshot, the facts about the node that it lacks, the ledger adjusted to both, and its use."""
+        """The host's snapshot, facts that the snapshot lacks, the ledger adjusted to both, and the node's use."""
         clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
         status = self._agent.status()
         decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}

@@ -250,6 +250,6 @@ async def withdraw(client: ApiClient, node: str, namespace: str = NAMESPACE) -> 
 
 
 def _name(item: Any) -> str:
-    """The name of any object, for messages."""
+    """The name in an object of any form, for messages; ``?`` if it has none."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     return str(metadata.get("name"))[:253] if isinstance(metadata, dict) else "?"
