@@ -235,7 +235,7 @@ class PerfEventGroup:
             self._counts = dict(zip(self._events, map(float, self._totals), strict=True))
             return self._counts
         self._counts = {}
-        return dict.fromkeys(self._events, Unavailable("no counter is left: their CPUs went offline"))
+        return dict.fromkeys(self._events, Unavailable("no counter is left: all of its CPUs went offline"))
 
     @property
     def events(self) -> tuple[PerfEventKind, ...]:
