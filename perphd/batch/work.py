@@ -35,7 +35,7 @@ from perphd.domain.quick import replace
 from perphd.forecast.histogram import Histogram, quantiles, shares_to, survival
 
 LEAST_SCORED: Final = 3
-"""Number of scored jobs from which the errors decide."""
+"""Number of jobs with scored predictions from which the errors decide which prediction is used."""
 NEAR: Final = 1.15
 """Factor by which work may vary more than the run time and still be used."""
 LEAST_CPUS: Final = 0.05
@@ -47,7 +47,7 @@ FIRST_LOOK_S: Final = 60.0
 SEEN_SHARE: Final = 0.9
 """Share of its run for which a job must have been measured for its work to be known."""
 UNSEEN_S: Final = 15.0
-"""Seconds of a run of any length that may be missing, because measurements come every few seconds."""
+"""Seconds of a run of any length that may be unmeasured, because measurements come every few seconds."""
 RATE_SHARE: Final = 0.25
 RATE_S: Final = (60.0, 900.0)
 """A rate is a mean in which older values fade. They fade over this share of the run, within these bounds in seconds."""
