@@ -227,9 +227,9 @@ class LraController:
         return self._give_back(judged, model)
 
     def _instead_of_undoing(self, pending: Pending) -> Move | None:
-        """The next step after an unproven one that did not help; None after the last such step.
+        """The next step after an unproven one that did not help; None if no further step is left to try.
 
-        If none helps, all of them are rolled back at once.
+        If no step helps, all of them are rolled back at once.
         """
         if not pending.unproven:
             return None

@@ -239,7 +239,7 @@ class Stakes:
         return work_of(item.batch_cores, cpu.batch_cores, self.threads_per_core, beside)
 
     def wanted_work(self, total_cores: int) -> float:
-        """Batch's work if it had the whole host beside the others, in the same unit."""
+        """Batch's work if it had all that the others leave of the host, in the unit of ``batch_work``."""
         return work_of(self.wanted_cores, total_cores, self.threads_per_core, self.beside_cores)
 
 

@@ -39,7 +39,7 @@ from rdt.layout import Infeasible
 SAMPLES: Final = 30
 """Number of samples on target to remember; their least occupancy shows how many ways are enough."""
 FEWEST: Final = 5
-"""Least number of such samples for a conclusion."""
+"""Least number of samples on target for a conclusion about how many ways are enough."""
 SHORT_TICKS: Final = 3
 """Number of consecutive samples short of cache, without further restriction of batch, that show a need."""
 

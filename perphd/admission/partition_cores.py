@@ -20,7 +20,7 @@ from perphd.domain.reading import available
 MODEST: Final = 0.3
 """Least chance of success at which an LRA loses one core to batch, if batch has few cores."""
 ODDS_PER_CORE: Final = 0.085
-"""Least odds of success of such a trial for each core that batch has.
+"""Least odds, for each core that batch has, that taking one core from an LRA for batch succeeds.
 
 The less one more core adds for batch, the safer the trial must be.
 """

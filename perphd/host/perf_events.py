@@ -162,7 +162,10 @@ def open_group(
 
 
 def probe_events(cgroup_dir: str, codes: EventCodes = COMMON_CODES) -> EventSupport:
-    """Try every event alone on one CPU of this cgroup; report which work, and why the others do not."""
+    """Try every event alone for this cgroup, on the first CPU that perphd may use.
+
+    Returns which events work, and why the others do not.
+    """
     cpu = CpuSet.of([min(os.sched_getaffinity(0))])
     supported: list[PerfEventKind] = []
     missing: dict[PerfEventKind, KernelError] = {}

@@ -80,7 +80,7 @@ class Placed(Protocol):
 
     @property
     def shared(self) -> bool:
-        """True if other workloads' threads are in it."""
+        """True if the group also holds other workloads' threads."""
 
 
 @dataclass(frozen=True, slots=True)
