@@ -41,7 +41,7 @@ SEEN_NOW = "the present slowdown, reduced as far as batch is restricted"
 KEPT_BEFORE = "it kept the target here before"
 """Reason given for an allocation that was measured to be enough."""
 AS_GOOD = 0.97
-"""Ratio to a higher score that misses the target, from which a score counts as equal to it."""
+"""Ratio of a predicted score to the measured one, both below the target, from which the two count as equal."""
 
 
 @dataclass(frozen=True, slots=True)

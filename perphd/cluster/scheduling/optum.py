@@ -68,7 +68,9 @@ AS_PRINTED: Final = OptumSettings(absolute=True)
 
 
 class OptumColumns:
-    """Pair sums, the pod without a partner, predicted memory, and the summed surfaces of services and batch."""
+    """One row per node: predicted CPU of the pod pairs, the pod without a partner, predicted memory in bytes, and the
+    summed interference surfaces of its services and of its batch pods.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         n = len(fleet)
