@@ -139,7 +139,7 @@ def test_two_that_are_both_short_of_cache_get_ways_of_their_own_and_no_fewer_tha
     assert web.bit_count() >= 2
     assert db | web | batch == ALL, "what is left over is given to them"
     assert 1 not in play.masks("db"), "nothing is said of a domain where it does not run"
-    assert "apart from web" in play.reason("db")
+    assert "not shared with web" in play.reason("db")
     assert play.step is not None
     (decision,) = (d for d in play.step.decisions if d.workload == "db")
     assert decision.action is Action.GROW
