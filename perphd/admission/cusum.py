@@ -363,7 +363,10 @@ def cleared(state: Baseline) -> Baseline:
 
 
 def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
-    """Count one rise. A rise that was cut off, or is too high, contributes only the height that it reached."""
+    """Count one rise.
+
+    A rise that was cut off, or is higher than ``HIGH_SHARE``, does not count as ended.
+    """
     kept = 0.5 if state.watched > LONGEST else 1.0
     ended = by_itself and state.peak < HIGH_SHARE
     return replace(

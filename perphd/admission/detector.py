@@ -366,7 +366,7 @@ def _known(band: Band | None, enough: float) -> Band | None:
 def _shifts(weighed: Weighed, settings: PolicySettings) -> list[Evidence]:
     """Evidence of shifted channels, with their thresholds."""
     rate = settings.false_alarms_per_day
-    text = f"below its target beyond chance (accepted: {rate:g} false alarms a day)"
+    text = f"below its target by more than chance (accepted: {rate:g} false alarms a day)"
     bases = {"work": weighed.work, "delay": weighed.delay}
     return [
         Evidence(f"shift of {name}", bases[name].ratio * h, bar * h, "sigma", text)

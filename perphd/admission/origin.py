@@ -1,13 +1,14 @@
 """Determines who takes the resource that an LRA lacks: batch, undeclared work, the hypervisor, or the LRA itself.
 
 Problem: the host is full and an LRA waits. Restricting batch helps only if batch fills the host. Calling every other
-cause "remote" would send operators to examine the network. Approach: the host account shows who uses the CPUs. On a
-host filled by others, a slow answer counts as caused elsewhere only if all waiting of the LRA's threads could not
-have caused it:
-    waiting threads       w = run-queue delay + usage x steal / (1 - steal)
-    with queues behind    w / (1 - p),  p: run-queue delay / (run-queue delay + usage)
-    for requests beyond   the judged percentile, w / share of requests at or above it
-    could explain         w / (1 - p) / share  of the extra requests in flight (Little's law)
+cause "remote" would send operators to examine the network.
+
+Approach: the host account shows who uses the CPUs. On a host filled by others, a latency increase counts as caused
+elsewhere only if waiting for CPUs cannot explain it, even if all of the waiting falls on the slowest requests:
+    waiting      w = run-queue delay + usage x steal / (1 - steal)           threads that wait for a CPU
+    queues       w / (1 - p),  p = run-queue delay / (run-queue delay + usage)   with the requests behind them
+    explained    w / (1 - p) / share / extra     share: part of the requests at or above the judged percentile
+                                                 extra: additional requests in flight (Little's law)
 
 An application that does not keep up with its load works off a backlog, for which any amount of waiting may be the
 cause. The median latency, if known, is more informative. A cause that raises it affects every request, while

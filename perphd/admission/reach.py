@@ -67,7 +67,7 @@ WELL_KNOWN: Final = 6
 """Number of samples whose mean shows whether a setting meets the target."""
 MOST_TRIED: Final = 12
 ALL_AT_ONCE: Final = "batch is restricted in every resource at once"
-ENOUGH: Final = "limit of changes within the last minutes reached"
+ENOUGH: Final = "the limit of recent changes is reached"
 _WEIGHT_OF_IDLE: Final = 0
 
 
@@ -304,7 +304,7 @@ def _scatter(tried: Sequence[Tried]) -> float:
 
 
 def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
-    """True if this setting was significantly better than all others, or is the first one of the episode."""
+    """True if the setting ``left`` was significantly better than all others, or the only one of the episode."""
     others = [t for t in tried if t.allocation != left]
     judged = [t for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
     if not others or not judged:

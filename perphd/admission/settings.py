@@ -280,7 +280,7 @@ class PolicySettings:
         1.0,
         50.0,
         "%",
-        "how far below batch's use perphd lowers its memory.high, in guarded steps",
+        "how far below batch's use perphd lowers batch's memory.high, in guarded steps",
     )
     memory_reserve_pct: float = _key(
         5.0, 0.0, 50.0, "%", "share of the host's memory left unassigned when memory is divided"

@@ -40,7 +40,7 @@ PATIENCE: Final = 3
 """Multiple of the needed samples after which an undecided trial ends."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
-"""Share of all batch's cache misses from which confining a job may benefit the others."""
+"""Least share of all batch's cache misses that a job must cause for its confinement to benefit the others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
 LEAST_CLASSES: Final = 4
@@ -232,7 +232,7 @@ class _Tick:
     def _let_go(self, name: str, why: str) -> None:
         at_s, confined = self.at_s, tuple(n for n in self.now.confined if n != name)
         self.now = replace(self.now, confined=confined, rates=(), since_s=at_s)
-        text = f"getting its share of the cache back: {why}"
+        text = f"its share of the cache is returned: {why}"
         self.outcomes.append(_outcome(name, at_s, at_s, True, text))
 
     def _void(self, why: str) -> None:

@@ -478,7 +478,7 @@ def open_federated(
 
 
 def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
-    """The worker's argument: the host under whose name the worker reads contributions, as text."""
+    """The worker's argument: this host, for which the worker reads contributions, and their folder; as text."""
     keys = config.federated
     folder, name = str(Path(keys.folder).absolute()), contributor_name(this_host())
     return reader_text(Reader(folder, name, hardware_of(fs, topology), keys.expire_days * 86400.0))

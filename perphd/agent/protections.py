@@ -191,8 +191,8 @@ class Protections:
 
 
 def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
-    """Ways that this batch leaves in every domain where it must leave some; all of them if its masks are as
-    wanted.
+    """Least number of ways outside this batch's mask, among the domains where that mask has ways that it should
+    not have; all ways if no mask has such ways, 0 if perphd has set none of its masks.
     """
     asked = {} if wanted.llc_masks is KEEP else dict(wanted.llc_masks)
     if found.llc_masks is KEEP:
@@ -207,7 +207,10 @@ def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
 
 
 def _throttle(wanted: Settings, found: Settings) -> int:
-    """Bandwidth, in %, that this batch has in domains where it should have less; 0 if its throttle is as wanted."""
+    """Greatest bandwidth, in %, that this batch has in a domain where it should have less.
+
+    0 if it has too much in none, 100 if perphd has not throttled it.
+    """
     asked = {} if wanted.mba_pct is KEEP else dict(wanted.mba_pct)
     if found.mba_pct is KEEP:
         return 100

@@ -221,7 +221,10 @@ def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
 
 
 def _peak(active: ActiveJob, resource: str) -> float:
-    """Expected use by a running job of a resource without a distribution on the host."""
+    """Planned use of a resource by a running job, where ``HostLaws`` has no distribution of that resource.
+
+    A frozen job uses nothing.
+    """
     if active.job.state is JobState.FROZEN:
         return 0.0
     return max(planned_use(active.outlook.of(resource)), planned_use(active.of(resource)))

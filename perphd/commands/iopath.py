@@ -33,7 +33,7 @@ def add_iopath_command(cli: click.Group) -> None:
         type=Number(0, 60),
         default=2.0,
         show_default=True,
-        help="Seconds for which its threads are watched; 0: not at all.",
+        help="Seconds for which the workload's threads are watched; 0: not at all.",
     )
     def iopath(out: Out, workload: str, seconds: float) -> None:
         """Show the storage behind a workload, and its cost.

@@ -45,7 +45,7 @@ _mode = click.option(
 @command(lra, "add")
 @click.argument("name")
 @click.argument("cgroup")
-@click.option("--priority", type=int, help="Order of decision, highest first [default: 100].")
+@click.option("--priority", type=int, help="Rank among the LRAs, highest first [default: 100].")
 @_mode
 @click.option("--tolerance-pct", type=Number(), help="Accepted loss of work, in per cent [default: 10].")
 @click.option(

@@ -315,7 +315,7 @@ def _said(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unit_name(unit: str, cgroup: str) -> str:
-    """A service without its suffix, everything else with it, if that can be a name."""
+    """The unit's name, without the suffix ``.service``; made fit for a workload's name if needed."""
     name = unit.removesuffix(".service")
     return name if _NAME.fullmatch(name) else instance_name("unit", (unit,), cgroup)
 

@@ -479,7 +479,7 @@ def check_metrics(metrics: MetricsConfig, source: str) -> None:
     address, _ = parse_endpoint(metrics.listen)
     missing_keys = [key for key in _LISTENER_KEYS if not getattr(metrics, key)]
     if missing_keys and not ipaddress.ip_address(address).is_loopback:
-        text = f"{metrics.listen!r} can be reached from other hosts, and {', '.join(missing_keys)} is not set"
+        text = f"{metrics.listen!r} can be reached from other hosts; keys not set: {', '.join(missing_keys)}"
         allowed = "a loopback address such as 127.0.0.1:9464, or tls_cert, tls_key and bearer_token_file"
         raise ConfigError(source, "metrics.listen", text, allowed)
 

@@ -53,7 +53,9 @@ ALIKE: Final = 0.05
 much (log units).
 """
 LEAST_JUDGES: Final = 5
-"""Number of hosts that must know a point before one of them can be far there; fewer cannot tell which one is wrong."""
+"""Number of hosts that must know a point before one host's estimate of it can count as far from the others; fewer
+cannot tell which one is wrong.
+"""
 FAR_AWAY: Final = "its estimates are far from those of the other hosts"
 _NORMAL: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""

@@ -189,7 +189,7 @@ def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFi
         notifier.ready("observe")
         notifier.stopping()
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot notify systemd of WATCHDOG=1: [Errno 111] refused; this is logged once and retried every time"
+        "cannot notify systemd of WATCHDOG=1: [Errno 111] refused; further failures are not logged, but retried"
     ]
 
 

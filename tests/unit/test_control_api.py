@@ -455,7 +455,7 @@ def test_a_declaration_of_the_other_kind_is_not_removed_by_mistake(served: Serve
     served.agent.specs["jobs.a"] = replace(jobs, name="jobs.a", cgroup="/jobs/a")
     error = error_of(served, "DELETE", "/v1/workloads/jobs?kind=lra")
     assert (error["status"], error["code"]) == (404, "not-found")
-    assert "'jobs' is batch: perphctl batch rm jobs" in error["message"]
+    assert "'jobs' is declared as batch: perphctl batch rm jobs" in error["message"]
     assert error_of(served, "DELETE", "/v1/workloads/jobs?kind=slice")["code"] == "refused"
     assert error_of(served, "DELETE", "/v1/workloads/jobs?sort=lra")["status"] == 400
     assert served.agent.calls == []

@@ -126,7 +126,7 @@ def test_headroom(store: str):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("size", "nobody"), 5, "nobody: the store has no samples of such a workload (allowed: db, etl)"),
+        (("size", "nobody"), 5, "nobody: the store has no samples of this workload (allowed: db, etl)"),
         (("forecast", "--horizon", "1h"), 2, "look one window ahead (allowed: 60s)"),
         (("forecast", "--last", "30s"), 2, "--last 30s is less than one window (allowed: 60s or more)"),
         (("size", "--last", "soon"), 2, "allowed: more than 0, at most 36500d, such as 90s, 30m, 1h, 2d"),

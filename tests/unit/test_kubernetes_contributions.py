@@ -257,7 +257,7 @@ REFUSED = {
     ),
     "another host": (
         _edited(data={KEY: to_text(contribution("n3@kubernetes", 5.0)).decode()}),
-        "its contributor is n3@kubernetes; it must be the node of the ConfigMap's name",
+        "its contributor is n3@kubernetes; the ConfigMap n2 must hold that of n2@kubernetes",
     ),
     "plain name": (_edited(data={KEY: to_text(contribution("n1", 5.0)).decode()}), "its contributor is n1"),
     "other keys": (_edited(data={"x": "y"}), "it has the keys x instead of contribution.json alone"),

@@ -120,7 +120,7 @@ def test_a_program_is_known_by_its_file_and_known_again_after_a_roll_back() -> N
 def test_a_program_without_a_path_is_looked_for_and_one_that_cannot_be_seen_is_said() -> None:
     host = Host()
     host.process(8, 900, 101, "redis-server *:6379")
-    assert "cannot be looked at" in str(host.versions().look(DB))
+    assert "cannot be examined" in str(host.versions().look(DB))
     host.programs["/proc/8/exe"] = Facts(5000, 10)
     assert str(host.versions().look(DB)).startswith("redis-server-")
     host.files["/sys/fs/cgroup/app/db/cgroup.procs"] = b""

@@ -212,7 +212,7 @@ class Contributions:
                 continue
             if size > MOST_BYTES:
                 _log.warning(
-                    "the contributions of %d hosts have %d bytes in total, more than %d: no more are read",
+                    "the contributions of %d hosts take %d bytes (limit %d): further ones are not read",
                     len(kept),
                     size,
                     MOST_BYTES,
@@ -262,6 +262,6 @@ async def withdraw(client: ApiClient, node: str, namespace: str = NAMESPACE) -> 
 
 
 def _name(item: Any) -> str:
-    """The name of any object, for messages."""
+    """The name in an object of any form, for messages; ``?`` if it has none."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     return str(metadata.get("name"))[:253] if isinstance(metadata, dict) else "?"

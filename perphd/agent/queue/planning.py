@@ -53,7 +53,7 @@ ASKED: Final = (
 )
 """Quantities that an outlook needs from the history."""
 ASKED_OF_WORK: Final = (Quantity.CPU_TIME_S, Quantity.INSTRUCTIONS, Quantity.WORK_ERROR_SHARE)
-"""Quantities that an outlook needs in addition if the run time is known."""
+"""Quantities that an outlook needs beside ``ASKED`` if the history knows the job's run time."""
 WAITS: Final = 100
 """Number of most recently started jobs over which the wait is averaged."""
 CYCLE_S: Final = 10.0
