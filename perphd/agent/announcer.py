@@ -19,9 +19,14 @@ class Announcer:
         self._records, self._clock = records, clock
 
     def tell(self, kind: EventKind, text: str, workload: str = "", by: Actor | None = None) -> None:
-        """Announce an event that happens now; a requested one is also logged, with the requester."""
+        """Announce an event that happens now.
+
+        A requested event is also logged, with the requester; so is a pause that begins or ends by itself.
+        """
         event = Event(self._clock.now_s, kind, text, workload, by="" if by is None else str(by))
         self._records.event(event)
         if by is not None:
             fields = {"event": kind, "workload": workload, "by_uid": by.uid, "by_pid": by.pid}
             log.info("%s; by %s", text, by, extra={"fields": fields})
+        elif kind is EventKind.PAUSE:
+            log.info("%s", text, extra={"fields": {"event": kind, "workload": workload}})

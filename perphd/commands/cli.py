@@ -292,7 +292,7 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
             data = None
     else:
         data = None
-    is_guessed, by_daemon = False, data is not None
+    by_daemon, guess = data is not None, ""
     if data is None:
         from perphd.host.fs import RealFs
         from perphd.isolation.restore import restore_each
@@ -301,7 +301,7 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         if (said := place.nothing_to_do()) and not state_dir:
             out.say(encode(RestoreReport()), said)
             return
-        is_guessed = place.is_guessed and not state_dir
+        guess = "" if state_dir else place.guess()
         data = encode(
             restore_each(
                 RealFs(place.root), (state_dir,) if state_dir else place.state_dirs, force, ignore_lock
@@ -309,8 +309,10 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         )
     report = decode(RestoreReport, data)
     observing = [text("All workloads: observe, until the mode is set again.")] if by_daemon else []
-    out.show(data, lambda: [*restore_parts(report), *observing])
-    if not report.complete or is_guessed:
+    guessed, nothing = [text(guess)] if guess else [], "No file was put back."
+    summary = restore_parts(report, nothing) if guess else restore_parts(report)
+    out.show(data, lambda: [*guessed, *summary, *observing])
+    if not report.complete or guess:
         sys.exit(EXIT_FAILED)
 
 
@@ -349,7 +351,8 @@ def events(out: Out, kind: str | None, workload: str | None) -> None:
         elif name != "tick" or (kind and "tick" in kind):
             moment = datetime.datetime.fromtimestamp(data["at_s"] + offset)
             who = f"{data['workload']}: " if data["workload"] else ""
-            click.echo(f"{moment:%H:%M:%S}  {name:<9} {who}{data['text']}")
+            by = f"; by {data['by']}" if data.get("by") else ""
+            click.echo(f"{moment:%H:%M:%S}  {name:<9} {who}{data['text']}{by}")
 
 
 @cli.group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -12,7 +13,7 @@ import click
 from perphd import __version__
 from perphd.commands.profile import profile
 from perphd.commands.sim import sim
-from perphd.config.file import DEFAULT_PATH, load, refusals
+from perphd.config.file import DEFAULT_PATH, Config, load, refusals
 from perphd.config.lines import with_line
 from perphd.config.restore import for_restore
 from perphd.control.journal_log import start_logging
@@ -52,7 +53,7 @@ _config_option = click.option(
 def run(config_path: str, log_level: str | None) -> None:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C."""
     try:
-        config = load(config_path)
+        config = _loaded(config_path)
         start_logging(log_level or config.daemon.log_level)
         from perphd.agent.service import Service
         from perphd.agent.upkeep import protect_self
@@ -108,8 +109,10 @@ def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: b
         report = restore_each(RealFs(place.root), state_dirs, force, ignore_lock)
     except PerphError as exc:
         _refuse(exc)
+    if guess := "" if state_dir else place.guess():
+        click.echo(guess)
     click.echo(str(report))
-    if report.failed or (place.is_guessed and not state_dir):
+    if report.failed or guess:
         raise SystemExit(EXIT_FAILED)
 
 
@@ -182,8 +185,7 @@ def check(path: str, as_json: bool) -> None:
         for warning in remarks(loaded):
             click.echo(f"warning: {warning}", err=True)
     except ConfigError as exc:
-        for refused in refusals(path) or (exc,):
-            click.echo(f"perphd: {with_line(refused)}", err=True)
+        _show_mistakes(path, exc)
         raise SystemExit(EXIT_FAILED) from exc
     except PerphError as exc:
         _refuse(exc)
@@ -193,6 +195,23 @@ def check(path: str, as_json: bool) -> None:
 
 main.add_command(sim)
 main.add_command(profile)
+
+
+def _loaded(path: str) -> Config:
+    """The configuration. Exits with all its mistakes and their lines if it has any."""
+    try:
+        return load(path)
+    except ConfigError as exc:
+        _show_mistakes(path, exc)
+        click.echo(
+            f"perphd: after a correction, check it with: perphd config check {shlex.quote(path)}", err=True
+        )
+        raise SystemExit(EXIT_FAILED) from exc
+
+
+def _show_mistakes(path: str, error: ConfigError) -> None:
+    for refused in refusals(path) or (error,):
+        click.echo(f"perphd: {with_line(refused)}", err=True)
 
 
 def _refuse(error: PerphError) -> NoReturn:

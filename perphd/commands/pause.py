@@ -12,6 +12,8 @@ from perphd.control.limits import MAX_PAUSE_S
 from perphd.domain.units import SECONDS_PER_UNIT
 
 if TYPE_CHECKING:
+    from perphd.control.table import Part
+
     _Parameter = click.ParamType[float]
 else:
     _Parameter = click.ParamType  # no generic class before click 8.2
@@ -71,7 +73,15 @@ def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> N
     answer = out.client.send("POST", "pause", {"workload": workload, "for_s": for_s, "reason": reason})
     begun = decode(Pause, answer["pause"])
     report = decode(RestoreReport, answer["restored"])
-    out.show(answer, lambda: [text(pause_text(begun)), *restore_parts(report)])
+
+    def parts() -> list[Part]:
+        if workload is None:
+            return [text(pause_text(begun)), *restore_parts(report)]
+        rest = f"The next round gives back what others had given up for {workload} alone."
+        restored = restore_parts(report, f"{workload} itself: no file had to be put back.")
+        return [text(pause_text(begun)), *restored, text(rest)]
+
+    out.show(answer, parts)
 
 
 @click.argument("workload", metavar="[WORKLOAD]", required=False)

@@ -29,6 +29,16 @@ class RestorePlace:
     is_guessed: bool = False
     is_simulated: bool = False
 
+    def guess(self) -> str:
+        """A warning that the directories are a guess; empty if they are known."""
+        if not self.is_guessed:
+            return ""
+        where = ", ".join(self.state_dirs)
+        return (
+            f"The state directory {where} is a guess, so changed values may still be in force; "
+            "name the daemon's directory with --state-dir, or its file with --config."
+        )
+
     def nothing_to_do(self) -> str:
         """The reason why there is nothing to restore; empty if there may be."""
         said = (

@@ -215,8 +215,11 @@ def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
     return lines
 
 
-def restore_parts(report: RestoreReport) -> list[Part]:
-    """``perphctl restore``: a summary, then every file that was not simply restored."""
+def restore_parts(report: RestoreReport, nothing: str = "Nothing had to be restored.") -> list[Part]:
+    """``perphctl restore``: a summary, then every file that was not simply restored.
+
+    ``nothing``: the summary of an empty report.
+    """
     counts = (
         (len(report.restored), "put back"),
         (len(report.already), "as they were already"),
@@ -225,7 +228,7 @@ def restore_parts(report: RestoreReport) -> list[Part]:
         (len(report.failed), "FAILED"),
     )
     said = ", ".join(f"{number} {what}" for number, what in counts if number)
-    parts: list[Part] = [text(f"Files: {said}." if said else "Nothing had to be restored.")]
+    parts: list[Part] = [text(f"Files: {said}." if said else nothing)]
     rows = [
         (Styled(what, style), item.path, item.original, item.now or item.found, item.note)
         for what, style, items in (

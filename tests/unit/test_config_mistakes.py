@@ -132,6 +132,16 @@ def test_a_refused_match_is_not_missing_as_well(tmp_path: Path) -> None:
     assert [mistake.key for mistake in refusals(path)] == ["lra[0].match"]
 
 
+def test_a_start_names_every_mistake_and_the_command_that_checks(tmp_path: Path) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text(THREE)
+    checked = CliRunner().invoke(main, ["config", "check", str(path)]).stderr
+    started = CliRunner().invoke(main, ["run", "--config", str(path)])
+    assert started.exit_code == 1
+    assert started.stderr.startswith(checked)
+    assert f"perphd config check {path}" in started.stderr.removeprefix(checked)
+
+
 def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "perphd.toml"
     path.write_text(THREE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import importlib
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 from perphd.commands import base as cli_base
 from perphd.commands.cli import cli
+from perphd.commands.daemon import main as perphd
 from perphd.commands.explain import explain_parts, parse_at
 from perphd.commands.render_model import BAR, bar
 from perphd.commands.render_status import status_parts
@@ -206,6 +209,27 @@ def test_restore_without_a_daemon(tmp_path: Path):
     assert "nothing to restore" in ok(CliRunner().invoke(cli, words))
 
 
+@pytest.mark.parametrize("command", [cli, perphd], ids=["perphctl", "perphd"])
+def test_a_restore_from_a_guessed_directory_says_so_first_and_claims_nothing(
+    tmp_path: Path, command: click.Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = RestoreReport(notes=("/var/lib/perphd: no journal, nothing to restore",))
+    module = importlib.import_module("perphd.isolation.restore")  # the package has a function of that name
+    monkeypatch.setattr(module, "restore_each", lambda *_: empty)
+    monkeypatch.setenv("PERPHD_SOCKET", f"{tmp_path}/none")
+    result = CliRunner().invoke(command, ["restore", "--config", f"{tmp_path}/none.toml"])
+    assert result.exit_code == 1
+    assert result.stdout.startswith("The state directory /var/lib/perphd is a guess")
+    assert "Nothing had to be restored" not in result.stdout
+
+
+def test_a_pause_of_one_workload_says_that_others_follow(run: Run) -> None:
+    shown = " ".join(ok(run("pause", "db")).split())
+    assert "db itself: no file had to be put back." in shown
+    assert "The next round gives back what others had given up for db alone." in shown
+    assert "Nothing had to be restored." in ok(run("pause"))
+
+
 def test_doctor_without_a_daemon(tmp_path: Path):
     words = ["doctor", "--socket", f"{tmp_path}/none"]
     assert "no daemon answers" in ok(CliRunner().invoke(cli, words))
@@ -284,13 +308,15 @@ def test_events(run: Run, served: Served, monkeypatch: pytest.MonkeyPatch):
         for _ in range(3):
             yield next(stream)
         stream.close()
+        yield "pause", {"kind": "pause", "at_s": 102.0, "workload": "db", "text": "paused", "by": "ann"}
 
     monkeypatch.setattr(Client, "events", first_three)
     shown = ok(run("events"))
     assert "decision  db: grow" in shown
     assert "tick" not in shown
+    assert "pause     db: paused; by ann" in shown
     lines = [json.loads(line) for line in ok(run("events", "--json")).splitlines()]
-    assert [line["kind"] for line in lines] == ["decision", "tick"]
+    assert [line["kind"] for line in lines] == ["decision", "tick", "pause"]
 
 
 # --- as a process ----------------------------------------------------------------------------------------------

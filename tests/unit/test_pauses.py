@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from perphd.agent.announcer import Announcer
 from perphd.agent.pauses import FILE, Pauses
+from perphd.agent.records import Records
+from perphd.agent.round_clock import RoundClock
+from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
+from perphd.domain.event import EventKind
 
 
 class Clock:
@@ -19,6 +25,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def test_a_pause_that_nobody_requested_is_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    announcer = Announcer(Records(None, lambda: 0.0), RoundClock())
+    with caplog.at_level(logging.INFO, logger="perphd"):
+        announcer.tell(EventKind.PAUSE, "all workloads: paused by the file /etc/perphd/pause")
+        announcer.tell(EventKind.PAUSE, "db: the pause has ended", "db")
+        announcer.tell(EventKind.PAUSE, "db: resumed", "db", Actor("ann", 1000, 77, "perphctl"))
+    said = [record.getMessage() for record in caplog.records]
+    assert said[:2] == ["all workloads: paused by the file /etc/perphd/pause", "db: the pause has ended"]
+    assert said[2].startswith("db: resumed; by ann")
 
 
 @pytest.fixture
