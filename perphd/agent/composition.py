@@ -259,6 +259,7 @@ def build_parts(
         sli=SliBoard(
             sli_opener or (lambda spec, cgroup: open_source(spec, cgroup, hierarchies)),
             SLI_TIMEOUT_SHARE * config.daemon.period_s,
+            late_s=config.daemon.period_s,
         ),
         records=records,
         pauses=pauses,

@@ -72,17 +72,22 @@ class MeasuredWorkloads:
 
     def _blind(self) -> list[str]:
         """Notes about LRAs for which neither an indicator nor the processor's counters provide the measurements."""
-        names, causeless = [], []
+        names: list[str] = []
+        silent: list[str] = []
+        causeless: list[str] = []
         for spec in self._workloads.all_specs():
             sample = self._measured.samples.get(spec.name)
             if spec.kind is not Kind.LRA or sample is None or sample.has(Quality.GONE):
                 continue
             perf = performance(sample, spec.objective.latency_percentile)
             if perf.work_source == "cpu" and available(perf.work):
-                names.append(spec.name)
+                target = names if spec.sli is None else silent
+                target.append(spec.name)
             if perf.work_source == "mips" and available(sample.cpi) and not available(sample.llc_mpki):
                 causeless.append(spec.name)
         lines = [f"{_names(names)}: {CPU_TIME_ONLY}; an SLI shows it"] if names else []
+        if silent:
+            lines.append(f"{_names(silent)}: {CPU_TIME_ONLY}, because the SLI gives no rate now")
         return [*lines, f"{_names(causeless)}: {NO_MISSES}"] if causeless else lines
 
     def completed(self, found: Capabilities) -> Capabilities:

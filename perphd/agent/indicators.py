@@ -28,6 +28,7 @@ class Indicators:
         self._early_ticks, self._records = early_ticks, records
         self._are_followed = False
         self._noted: set[str] = set()
+        self._silent: set[str] = set()
 
     def outdate(self) -> None:
         """Open and close sources at the next reading, because workloads changed."""
@@ -44,6 +45,7 @@ class Indicators:
             self._are_followed = True
         readings = await self._sli.read(now_s)
         self._show_notes(now_s)
+        self._show_silence(now_s)
         return readings
 
     def push(self, workload: str, reading: SliReading) -> None:
@@ -52,6 +54,17 @@ class Indicators:
         spec = self._workloads.specs.get(workload)
         if self._early_ticks is not None and spec is not None:
             self._early_ticks.pushed(workload, spec.objective, reading)
+
+    def _show_silence(self, now_s: float) -> None:
+        """Show indicators that give no numbers for long. The text varies, so it is logged once."""
+        found = {spec.name: self._sli.silence(spec.name, now_s) for spec in self._workloads.all_specs()}
+        silent = {name: f"{name}: {text}" for name, text in found.items() if text}
+        for name in self._silent - silent.keys():
+            self._records.problem(f"silent:{name}", None, now_s)
+            self._records.healed(f"silent:{name}")
+        for name, text in silent.items():
+            self._records.problem(f"silent:{name}", text, now_s, about=f"silent:{name}")
+        self._silent = set(silent)
 
     def _show_notes(self, now_s: float) -> None:
         """Show the notes of indicator sources about their readings, and clear notes that no longer apply."""

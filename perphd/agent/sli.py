@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from perphd.agent.silence import Silence
 from perphd.domain.capability import Area, Capability
 from perphd.domain.errors import ConfigError
-from perphd.domain.reading import Unavailable, available
+from perphd.domain.reading import Awaited, Unavailable, available
 from perphd.domain.sample import Sample
 from perphd.domain.workload import SliSpec, WorkloadSpec
 from perphd.monitor.sli import NotedSource, PushSource, SliReading, SliSource
@@ -20,28 +21,37 @@ SliOpener = Callable[[SliSpec, str], SliSource]
 
 
 class SliBoard:
-    """Opens, reads and closes the SLI sources of all workloads; a source never delays a tick beyond ``timeout_s``."""
+    """Opens, reads and closes the SLI sources of all workloads.
 
-    def __init__(self, opener: SliOpener, timeout_s: float) -> None:
-        self._open, self._timeout_s = opener, timeout_s
+    Args:
+        opener: makes a source.
+        timeout_s: longest delay of a tick by sources.
+        late_s: age up to which an open query counts as not due yet instead of missing.
+    """
+
+    def __init__(self, opener: SliOpener, timeout_s: float, late_s: float = 0.0) -> None:
+        self._open, self._timeout_s, self._late_s = opener, timeout_s, late_s
+        self._silence = Silence()
         self._sources: dict[str, tuple[tuple[SliSpec, str], SliSource]] = {}
         self._running: dict[str, asyncio.Task[SliReading]] = {}
+        self._asked_at_s: dict[str, float] = {}
 
     async def follow(self, specs: Sequence[WorkloadSpec]) -> None:
         """Open and close sources so that they match these workloads."""
         wanted = {spec.name: (spec.sli, spec.cgroup) for spec in specs if spec.sli is not None}
         for name in [n for n, (spec, _) in self._sources.items() if wanted.get(n) != spec]:
             await self._close(name)
+        self._silence.keep(self._sources)
         for name, place in wanted.items():
             if name not in self._sources:
                 self._sources[name] = (place, self._open(*place))
 
     async def read(self, now_s: float) -> Mapping[str, SliReading]:
-        """One reading per workload with a source. A source that does not answer in time is Unavailable this tick.
+        """One reading per workload with a source.
 
-        Its query stays open, and its answer becomes the reading of a later tick. A late answer is correct for
-        its own interval (a rate covers the time between two queries), and better than none from a slow
-        source.
+        A query without an answer in time stays open, and its answer becomes the reading of a later tick. A late
+        answer is correct for its own interval (a rate covers the time between two queries), and better than none
+        from a slow source. Meanwhile the reading is Awaited for ``late_s``, then Unavailable.
         """
         asked = {
             name: asyncio.ensure_future(source.read(now_s))
@@ -49,9 +59,20 @@ class SliBoard:
             if name not in self._running
         }
         self._running |= asked
+        self._asked_at_s |= dict.fromkeys(asked, now_s)
         if asked:  # the tick does not wait again for a source that is already late
             await asyncio.wait(asked.values(), timeout=self._timeout_s)
-        return {name: self._answer(name) for name in self._sources if name in self._running}
+        readings = {name: self._answer(name, now_s) for name in self._sources if name in self._running}
+        self._silence.take(now_s, readings)
+        return readings
+
+    def silence(self, workload: str, now_s: float) -> str:
+        """What is missing from an indicator that gives no numbers for long; empty if it gives them."""
+        found = self._sources.get(workload)
+        if found is None:
+            return ""
+        (spec, _), _ = found
+        return self._silence.text(workload, now_s).replace(f": {spec.source}: ", ": ", 1)
 
     def worked(self, samples: Iterable[Sample]) -> None:
         """Pass on the CPU time of the applications: an indicator that does not change during work has a
@@ -80,9 +101,11 @@ class SliBoard:
             for name, ((sli, _), source) in self._sources.items()
         )
 
-    def _answer(self, name: str) -> SliReading:
+    def _answer(self, name: str, now_s: float) -> SliReading:
         task = self._running[name]
         if not task.done():
+            if now_s - self._asked_at_s[name] < self._late_s:
+                return SliReading.missing(Awaited("the source's answer is late"))
             return SliReading.missing(Unavailable(f"no answer within {self._timeout_s:g} s"))
         del self._running[name]
         if task.cancelled():

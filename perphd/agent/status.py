@@ -102,6 +102,7 @@ class WorkloadRows:
             starved_s=done.starved_s(now_s),
             recent_cores=done.cores(now_s) if spec.kind is Kind.BATCH else NOT_MEASURED,
             sli_resolution=self._sli.resolution(spec.name),
+            sli_problem=self._sli.silence(spec.name, now_s),
             would=self._records.would(spec.name),
             problem=""
             if present

@@ -121,7 +121,7 @@ def health_words(item: WorkloadStatus) -> str:
     short = CAUSE_WORDS.get(verdict.cause, "")
     match verdict.health:
         case Health.UNKNOWN:
-            return "learning"
+            return "no rate" if item.sli_problem else "learning"
         case Health.DEGRADED:
             return f"slow: {short}" if short else "slow"
         case Health.SUSPECT:

@@ -222,7 +222,8 @@ def conditions(status: AgentStatus, tally: Tally) -> tuple[Condition, ...]:
 def _of_lra(item: WorkloadStatus) -> list[Condition]:
     name, found = item.spec.name, []
     sample = item.full_sample or item.sample
-    if item.spec.sli is not None and sample is not None and sample.has(Quality.SLI_MISSING):
+    is_missing = sample is not None and sample.has(Quality.SLI_MISSING)
+    if item.spec.sli is not None and (is_missing or item.sli_problem):
         text = f"{name}: the indicator ({item.spec.sli.source}) does not answer"
         found.append(Condition(IncidentKind.SLI_LOST, name, text))
     decision = item.decision

@@ -28,6 +28,7 @@ class WorkloadStatus:
     - ``expected_false_alarms_per_day``: false alarms per day that the detector expects from the LRA's noise.
     - ``pause``: why perphd changes nothing at present, and ``mode`` is observe; None without a pause.
     - ``sli_resolution``: reporting period of its SLI, in words; empty without an SLI.
+    - ``sli_problem``: why its SLI gives no numbers in most samples; empty if it gives them.
     - ``condition``: see ``domain.condition``.
     - ``starved_s``: seconds for which batch has waited for a CPU without getting any; ``recent_cores``: its
       mean CPU use over the last ten seconds.
@@ -49,6 +50,7 @@ class WorkloadStatus:
     pause: Pause | None = None
     full_sample: Sample | None = None
     sli_resolution: str = ""
+    sli_problem: str = ""
     condition: str = ""
     starved_s: float = 0.0
     recent_cores: Reading = NOT_MEASURED

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perphd.agent.sli import SliBoard
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import Awaited, Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.monitor.sli import SliReading
@@ -67,6 +68,43 @@ async def test_an_answer_that_came_late_is_the_next_ticks_reading() -> None:
         await asyncio.sleep(0)
         assert (await board.read(10.0 * n + 2))["slow"].work_rate_per_s == n + 5.0
     assert slow.asked == [0.0, 10.0, 20.0], "asked again only after the answer was handed over"
+    await board.close()
+
+
+async def test_a_late_answer_is_awaited_before_it_is_missing() -> None:
+    slow = Source()
+    board = SliBoard(lambda *_: slow, timeout_s=0.001, late_s=1.0)
+    await board.follow([WorkloadSpec("db", Kind.LRA, "/db", sli=SliSpec("redis"))])
+    assert isinstance((await board.read(0.0))["db"].work_rate_per_s, Awaited)
+    assert "no answer within" in str((await board.read(1.0))["db"].work_rate_per_s)
+    slow.answers[-1].set_result(rate(7.0))
+    await asyncio.sleep(0)
+    assert (await board.read(2.0))["db"].work_rate_per_s == 7.0
+    await board.close()
+
+
+async def test_a_source_that_gives_nothing_is_named_with_its_reason_and_how_long() -> None:
+    source = Source()
+    board = SliBoard(lambda *_: source, timeout_s=1.0)
+    await board.follow([WorkloadSpec("db", Kind.LRA, "/db", sli=SliSpec("redis"))])
+
+    async def reads(began_s: int, ended_s: int, answer: Callable[[int], SliReading]) -> str:
+        for second in range(began_s, ended_s):
+            asked = asyncio.ensure_future(board.read(float(second)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            source.answers[-1].set_result(answer(second))
+            await asked
+        return board.silence("db", ended_s - 1.0)
+
+    hung = SliReading.missing(Unavailable("redis: no answer within 1 s"))
+    assert await reads(0, 60, lambda _: rate(9.0)) == ""
+    assert await reads(60, 69, lambda _: hung) == "", "a short gap needs nobody"
+    told = await reads(69, 181, lambda _: hung)
+    assert told == "its indicator gives no rate: no answer within 1 s (for 2 min)"
+    told = await reads(181, 241, lambda second: rate(9.0) if second % 10 == 0 else hung)
+    assert told == "its indicator gave no rate in 54 of the last 60 samples: no answer within 1 s"
+    assert await reads(241, 300, lambda _: rate(9.0)) == ""
     await board.close()
 
 

@@ -25,6 +25,7 @@ FRAGMENTS = {
     ("perphd/agent/forecasts.py", "forecast"): "no forecasts",
     ("perphd/agent/enforcement.py", "apply"): "a change failed and was undone",
     ("perphd/agent/enforcement.py", "released"): "some traffic classes of removed groups remain",
+    ("perphd/agent/indicators.py", "silent:"): "no rate",
     ("perphd/agent/indicators.py", "sli:"): "an indicator's note",
     ("perphd/agent/leftovers.py", "left:"): "not everything was restored",
     ("perphd/agent/models.py", "_key()"): "model of",
@@ -77,15 +78,19 @@ def words_of_health() -> Iterator[str]:
         for cause in Cause:
             verdict = SimpleNamespace(health=health, cause=cause)
             yield health_words(_status(decision=SimpleNamespace(verdict=verdict)))
+            yield health_words(_status(decision=SimpleNamespace(verdict=verdict), sli_problem="silent"))
 
 
-def _status(present: bool = True, condition: str = "", decision: object = None) -> WorkloadStatus:
-    return cast("WorkloadStatus", SimpleNamespace(present=present, condition=condition, decision=decision))
+def _status(
+    present: bool = True, condition: str = "", decision: object = None, sli_problem: str = ""
+) -> WorkloadStatus:
+    status = SimpleNamespace(present=present, condition=condition, decision=decision, sli_problem=sli_problem)
+    return cast("WorkloadStatus", status)
 
 
 def test_every_word_about_the_health_of_an_lra_has_an_entry() -> None:
     words = {word.partition(":")[0] for word in words_of_health()}
-    assert {"ok", "slow", "learning", "stalled"} <= words
+    assert {"ok", "slow", "learning", "no rate", "stalled"} <= words
     assert words <= entries()
 
 

@@ -197,7 +197,7 @@ def _lra(page: Page, item: WorkloadStatus, tally: Tally, pairs: str) -> None:
     if item.spec.sli is not None:
         page.add("perphd_lra_sli_missing_samples_total", tally.sli_missing.get(name, 0), pairs)
         if sample is not None:
-            page.add("perphd_lra_sli_up", not sample.has(Quality.SLI_MISSING), pairs)
+            page.add("perphd_lra_sli_up", not (item.sli_problem or sample.has(Quality.SLI_MISSING)), pairs)
             page.add("perphd_lra_sli_window_seconds", sample.sli_window_s, pairs)
             page.add("perphd_lra_sli_resolution_seconds", sample.sli_resolution_s, pairs)
     if times is not None:

@@ -15,6 +15,8 @@ from perphd.monitor.sli.reading import SliReading
 from perphd.monitor.sli.resolution import Resolution, ResolutionFinder
 
 RETRY: Final = BackoffRule(1.0, 30.0)
+SLOW_RETRY: Final = BackoffRule(1.0, 4.0)
+"""After a timeout: a slow server is alive, and its indicators matter most while it is slow."""
 
 AnsweredAt: TypeAlias = Callable[[], float]
 """Returns the moment of the call, as time base of a rate, on the same scale as ``now_s``."""
@@ -27,8 +29,8 @@ class SliError(PerphError):
 class PolledSource(ABC):
     """Turns ``_ask``, which may raise or hang, into a ``read`` that does neither.
 
-    After a failure the source is retried after 1 s, then 2, 4 ... up to 30 s; meanwhile the last reason is
-    returned.
+    After a failure the source is retried after 1 s, then 2, 4 ... up to 30 s (4 s after a timeout); meanwhile the
+    last reason is returned.
     """
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
@@ -70,15 +72,17 @@ class PolledSource(ABC):
             async with asyncio.timeout(self._timeout_s):
                 reading = await self._ask(lambda: now_s + (loop.time() - asked_at_s))
         except TimeoutError:
-            return await self._refuse(now_s, f"{self._label}: no answer within {self._timeout_s:g} s")
+            reason = f"{self._label}: no answer within {self._timeout_s:g} s"
+            return await self._refuse(now_s, reason, SLOW_RETRY)
         except Exception as exc:  # a client library may raise anything; none of it may stop the daemon
             words = str(exc) if isinstance(exc, PerphError) else f"{type(exc).__name__}: {exc}"
             return await self._refuse(now_s, f"{self._label}: {masked(words)}")
         self._retry.succeeded()
         return reading
 
-    async def _refuse(self, now_s: float, reason: str) -> SliReading:
+    async def _refuse(self, now_s: float, reason: str, rule: BackoffRule = RETRY) -> SliReading:
         self._reason = reason
+        self._retry.rule = rule
         self._retry.failed(now_s)
         await self._failed()
         return SliReading.missing(Unavailable(reason))
