@@ -32,13 +32,16 @@ MILD_FACTOR = 3
 """Factor on the required duration of a shortfall that is below the effect size."""
 LIKELY_SIGMA = 1.5
 """Sum of consecutive samples' shortfalls, in sigma, from which a shortfall is likely."""
+LASTING_S: Final = 60.0
+"""Seconds of uninterrupted samples below a stated objective that are a degradation, however much the LRA scatters.
+
+An LRA at its objective is below it half the time. With a correlation of 0.8 between samples, a minute holds about seven
+independent ones; at one standard deviation above the objective all of them are below once in four months.
+"""
 ALMOST_WHOLE = 0.9
 """Least share of a period that counts as a whole period, because ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
-
-TOO_FEW_RISES = Unavailable("the noise of this signal was not observed for long enough")
-"""Reason while a signal's false alarms cannot be estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class Target:
     """The LRA's present target.
 
     ``work``, ``delay``: target values. ``work_band``, ``delay_band``: references, None if unknown. ``tolerances_pct``:
-    accepted loss of work and growth of delay.
+    accepted loss of work and growth of delay. ``is_stated``: for work and delay, True if the operator stated the
+    target, False if it follows from the reference.
     """
 
     work: Reading
@@ -54,6 +58,7 @@ class Target:
     work_band: Band | None = None
     delay_band: Band | None = None
     tolerances_pct: Tolerances = (10.0, 50.0)
+    is_stated: tuple[bool, bool] = (False, False)
 
     @property
     def known(self) -> bool:
@@ -167,9 +172,8 @@ def target_of(
         delay = Unavailable("closed loop: the work rate also determines the delay")
     elif firm_delay is not None:
         delay = firm_delay.level(1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
-    return Target(
-        work, delay, work_band, delay_band, (objective.tolerance_pct, objective.delay_tolerance_pct)
-    )
+    tolerances_pct = objective.tolerance_pct, objective.delay_tolerance_pct
+    return Target(work, delay, work_band, delay_band, tolerances_pct, (by_work, by_delay))
 
 
 def judge(
@@ -287,6 +291,10 @@ def judge(
         lasts and bool(weighed.moved)
     )
     proven = proven or seen.score < 1.0  # the channels have already tested significance
+    stated = any(
+        said and score < 1.0 for said, score in zip(target.is_stated, (work_score, delay_score), strict=True)
+    )
+    proven = proven or (stated and new.below_s >= LASTING_S)
     confirmed = below and (proven or (blatant and weighed.is_single and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
@@ -316,19 +324,6 @@ def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
     waits = Evidence(AWAITED, seen, need, "", awaiting.text)
     shown = state.cause if state.health in TROUBLED else Cause.NONE
     return Verdict(state.health, shown, state.since_s, (waits,))
-
-
-def expected_false_alarms(state: DetectorState, settings: PolicySettings, period_s: float) -> Reading:
-    """Expected false alarms per day from the LRA's own noise; Unavailable until enough was observed."""
-    found = significance.expected_per_day(
-        (state.work, state.delay),
-        state.margins,
-        settings.false_alarms_per_day,
-        period_s,
-        settings.cusum_k,
-        settings.confirm_ticks,
-    )
-    return TOO_FEW_RISES if found is None else found
 
 
 def rearm(state: DetectorState) -> DetectorState:

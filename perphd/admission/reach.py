@@ -238,8 +238,10 @@ def checked(
         return reach, Move(Action.GROW, strongest, "nothing else has helped enough: " + ALL_AT_ONCE)
     chosen = cheapest_of_the_best(reach.tried, current)
     reach = _settled(reach, now_s)
-    action = Action.HOLD if chosen == current else Action.ROLLBACK
-    return reach, Move(action, chosen, told(reach, now_s))
+    if chosen == current:
+        return reach, Move(Action.HOLD, current, told(reach, now_s))
+    action = Action.ROLLBACK if inferer.asks_no_more(chosen, current) else Action.GROW
+    return reach, Move(action, chosen, "back to the best setting: " + told(reach, now_s))
 
 
 def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from perphd.admission import calibration
+from perphd.admission.calibration import expected_false_alarms
 from perphd.admission.cusum import Baseline
-from perphd.admission.detector import DetectorState, expected_false_alarms
+from perphd.admission.detector import DetectorState
 from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings

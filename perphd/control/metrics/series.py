@@ -148,7 +148,10 @@ GROUPS: Final[Mapping[str, tuple[MetricSeries, ...]]] = {
             "perphd_lra_latency_seconds", "Latency reported by the application, by percentile.",
             *_LRA, "percentile",
         ),
-        _gauge("perphd_lra_sli_up", "1 while the indicator's source gives numbers, 0 if it is silent; absent without a source.", *_LRA),
+        _gauge(
+            "perphd_lra_sli_up",
+            "1 while the indicator's source gives numbers, 0 if it is silent; absent without a source.", *_LRA,
+        ),
         _counter(
             "perphd_lra_sli_missing_samples_total", "Samples for which the source had no answer.", *_LRA
         ),
