@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from perphd.commands.render_host import group_name, host_lines
+from perphd.commands.render_status import TO_BEST
 from perphd.control.numbers import NONE, duration, number
 from perphd.control.render import HEALTH_STYLE, delay_unit, settings_text
 from perphd.control.table import Cell, Part, Styled, table, text
@@ -205,8 +206,7 @@ def _sentences(decision: Decision, offset_s: float, after: Consequences, verbose
         Styled(f"  It was {_health(decision)}.", HEALTH_STYLE[verdict.health]),
     ]
     lines += [f"    {_evidence(item)}" for item in verdict.evidence]
-    action = (_OBSERVED if decision.mode is Mode.OBSERVE else _ACTIONS)[decision.action]
-    lines.append(f"  perphd {action}: {decision.reason}.")
+    lines.append(f"  perphd {_action(decision)}.")
     if decision.chosen != decision.current:
         lines.append(f"    from {decision.current}")
         lines.append(f"    to   {decision.chosen}")
@@ -215,6 +215,15 @@ def _sentences(decision: Decision, offset_s: float, after: Consequences, verbose
     if decision.action is not Action.HOLD:
         lines += _what_followed(after, verbose)
     return text(*lines)
+
+
+def _action(decision: Decision) -> str:
+    """The action and its reason. A return to the best setting may protect more or less than the present one."""
+    is_observed = decision.mode is Mode.OBSERVE
+    if decision.reason.startswith(f"{TO_BEST}: "):
+        verb = "would return" if is_observed else "returned"
+        return f"{verb} to the best setting: {decision.reason.removeprefix(f'{TO_BEST}: ')}"
+    return f"{(_OBSERVED if is_observed else _ACTIONS)[decision.action]}: {decision.reason}"
 
 
 def _what_followed(after: Consequences, verbose: bool) -> list[Cell]:

@@ -72,6 +72,8 @@ ACTION_WORDS: Final = {
     Action.RELEASE: "all given back",
 }
 """The effect of a decision, worded for a reader who also sees batch's settings."""
+TO_BEST: Final = "back to the best setting"
+"""Beginning of the reason of such a decision."""
 LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
 BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 
@@ -360,7 +362,7 @@ def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: 
         lines.append(f"{name}: {decision.reason}{culprit}")
     elif item.mode is Mode.OBSERVE and item.would is not None:
         ago = duration(now_s - item.would.at_s)
-        wish = f"{has_words(item.would.chosen)} ({ACTION_WORDS[item.would.action]})"
+        wish = f"{has_words(item.would.chosen)} ({_effect(item.would.action, item.would.reason)})"
         lines.append(Styled(f"{name}: {ago} ago enforce would have set: {wish}; see perphctl report", "cyan"))
     indent = " " * len(name)
     if not verbose:
@@ -404,7 +406,12 @@ def change_text(change: Change) -> str:
     would = "" if change.mode is Mode.ENFORCE else "would be "
     before, after = has_words(change.before), has_words(change.after)
     what = f"{before} -> {after}" if before != after else f"stays {after}"
-    return f"{change.workload}: {would}{what} ({ACTION_WORDS[change.action]})"
+    return f"{change.workload}: {would}{what} ({_effect(change.action, change.reason)})"
+
+
+def _effect(action: Action, reason: str) -> str:
+    """The effect of a decision. A return to the best setting may protect more or less than the present one."""
+    return TO_BEST if reason.startswith(TO_BEST) else ACTION_WORDS[action]
 
 
 def _needs_somebody(status: AgentStatus) -> list[Part]:

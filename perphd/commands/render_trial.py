@@ -51,7 +51,9 @@ def facts(record: TrialRecord, analysis: Analysis) -> tuple[str, ...]:
         f"not used: {void[Mode.OBSERVE]} and {void[Mode.ENFORCE]}.",
     ]
     if record.ending is None:
-        lines.append(f"It still runs, until {_time(plan.ends_unix_s)}; figures may change.")
+        lines.append(
+            f"It still runs, until {_time(plan.ends_unix_s)}; the present block is in neither number yet."
+        )
     else:
         by = f", by {record.ending.by}" if record.ending.by else ""
         lines.append(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from perphd.commands.base import Out, command
-from perphd.control.table import Part, table, text
+from perphd.control.table import Part, folded, table, text
 from perphd.domain.reading import Reading, available
 
 if TYPE_CHECKING:
     from perphd.domain.suggestion import Gain
+
+
+_LEGEND: Final = (
+    "WORK and DELAY: predicted with the group restricted, as ratios to what was observed (x 1.00: no change)"
+)
 
 
 def add_suggest_command(cli: click.Group) -> None:
@@ -23,7 +28,8 @@ def add_suggest_command(cli: click.Group) -> None:
         """List undeclared control groups worth declaring as batch.
 
         Shows for each: its use, the LRAs that it slowed, the gain from declaring it, and the lines for the
-        configuration.
+        configuration. WORK and DELAY are the LRA's predicted work and delay with the group restricted, as ratios to
+        those observed beside it: a delay of x 0.15 is 15 % of what it was.
         """
         data = out.client.get("suggest")
         out.show(data, lambda: list(_parts(data)))
@@ -43,6 +49,8 @@ def _parts(data: Any) -> Iterator[Part]:
         for item in found
     ]
     yield table("", ("GROUP", "CPUS", "SLOWED", "WORK", "DELAY", "WHY"), rows, right=(1,))
+    if any(item.gains for item in found):
+        yield text(*folded(_LEGEND))
     pasted = [item.config for item in found if item.config]
     if pasted:
         yield text(

@@ -15,6 +15,7 @@ from perphd.trial.record import MAX_NOTES, Block, BlockMean, End, Ending, Note, 
 ENOUGH: Final = 0.5
 """Least share of a block's used part that a metric's readings must cover."""
 _RESTARTED: Final = "perphd was restarted during it"
+_ENDED: Final = "the trial ended in it"
 _DID_NOT_RUN: Final = "perphd was not running"
 
 
@@ -101,7 +102,7 @@ class Running:
             return
         inside = now_unix_s - readings.seconds >= began_s
         if inside and (harm := self._guard.take(mode, readings.lras, readings.seconds, used)):
-            self._end_block("the trial ended in it")
+            self._end_block(_ENDED)
             self.end(now_unix_s, End.HARM, harm)
 
     def interrupt(self, now_unix_s: float, why: str) -> bool:
@@ -120,6 +121,9 @@ class Running:
     def end(self, now_unix_s: float, how: End, text: str, by: str = "") -> None:
         """End the trial; the block in progress does not count."""
         if self.record.ending is None:
+            in_progress = len(self.record.blocks) == self._number <= self.plan.blocks
+            if in_progress and how not in (End.HARM, End.COMPLETE):  # these end with a block
+                self._end_block(self._void or _ENDED)
             self.record = replace(self.record, ending=Ending(now_unix_s, how, text, by))
 
     def _move(self, number: int, now_unix_s: float, missed: str) -> None:

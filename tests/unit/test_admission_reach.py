@@ -14,6 +14,7 @@ from perphd.admission import reach
 from perphd.admission.inferer import untouched
 from perphd.admission.reach import Instruments, Reach, Tried, cheapest_of_the_best, may_try
 from perphd.admission.rescue import Move
+from perphd.commands.render_status import TO_BEST
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Prediction
 from perphd.domain.workload import Exploration
@@ -149,7 +150,9 @@ def test_no_target_is_out_of_reach_before_all_was_tried_at_once() -> None:
     assert settled.settled_until_s is not None
     # A later look costs as few changes as ever.
     look = replace(episode, tried=tried, looks=1)
-    assert reach.checked(look, wanted, DEMOTED, 900.0, [0.5] * 5, shield)[0].settled_until_s is not None
+    settled, move = reach.checked(look, wanted, DEMOTED, 900.0, [0.5] * 5, shield)
+    assert settled.settled_until_s is not None
+    assert move.reason.startswith(f"{TO_BEST}: "), "status and explain recognise it by these words"
 
 
 def test_other_instruments_begin_the_episode_anew() -> None:

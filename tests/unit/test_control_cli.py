@@ -25,7 +25,7 @@ from perphd.commands.cli import cli
 from perphd.commands.daemon import main as perphd
 from perphd.commands.explain import explain_parts, parse_at
 from perphd.commands.render_model import BAR, bar
-from perphd.commands.render_status import status_parts
+from perphd.commands.render_status import TO_BEST, change_text, status_parts
 from perphd.commands.sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.numbers import NONE, duration, number
@@ -35,6 +35,9 @@ from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
 from perphd.domain.reading import Unavailable
+from perphd.domain.status import Change
+from perphd.domain.suggestion import Gain, Suggestion
+from perphd.domain.wire import encode
 from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.store import Store
@@ -228,6 +231,16 @@ def test_a_pause_of_one_workload_says_that_others_follow(run: Run) -> None:
     assert "db itself: no file had to be put back." in shown
     assert "The next round gives back what others had given up for db alone." in shown
     assert "Nothing had to be restored." in ok(run("pause"))
+
+
+def test_a_suggestion_says_what_its_ratios_mean(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Suggestion("/hog", 3.0, 600.0, (Gain("db", 60.0, 1.2, 0.15),), "", "it slowed db")
+    for gains, legends in ((found.gains, 1), ((), 0)):
+        answer = {"suggestions": encode((replace(found, gains=gains),))}
+        monkeypatch.setattr(Client, "get", lambda *_, answer=answer: answer)
+        shown = " ".join(ok(run("suggest")).split())
+        assert shown.count("as ratios to what was observed") == legends
+        assert ("x 0.15" in shown) == bool(gains)
 
 
 def test_doctor_without_a_daemon(tmp_path: Path):
@@ -455,6 +468,11 @@ def test_explain_for_people():
     assert "perphd left everything as it is" in shown
     assert "SCORE" not in shown
     assert "would protect it more" in plain(explain_parts([replace(grown, mode=Mode.OBSERVE)], 0.0))
+    best = replace(grown, action=Action.ROLLBACK, reason=f"{TO_BEST}: out of reach")
+    assert "perphd returned to the best setting: out of reach." in plain(explain_parts([best], 0.0))
+    change = Change(0.0, "db", Action.ROLLBACK, best.current, best.chosen, Mode.ENFORCE, best.reason)
+    assert change_text(change).endswith(f"({TO_BEST})")
+    assert change_text(replace(change, reason="it did not help")).endswith("(undone)")
     verbose = plain(explain_parts([grown], 0.0, verbose=True))
     assert "0.67 [0.60, 0.75]" in verbose
     assert "delay unknown (no latency)" in verbose

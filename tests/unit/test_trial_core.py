@@ -155,6 +155,19 @@ def test_notes_are_bounded_and_an_interruption_is_told_once() -> None:
     assert len(running.record.notes) == MAX_NOTES
 
 
+@pytest.mark.parametrize("why", ["the configuration was read again", ""])
+def test_a_block_in_which_the_trial_was_stopped_is_counted_as_not_used(why: str) -> None:
+    running = Running(TrialRecord(plan()), BEGAN_S)
+    run_through(running, lambda mode, number: reading(), until_block=3)
+    if why:
+        running.interrupt(BEGAN_S + 301.0, why)
+    running.end(BEGAN_S + 310.0, End.STOPPED, "enough", "root")
+    analysis = analyse(running.record)
+    assert sum(count for _, count in analysis.used) == 2
+    assert sum(count for _, count in analysis.void) == 1
+    assert running.record.blocks[-1].void == (why or "the trial ended in it")
+
+
 def test_nothing_is_taken_after_the_end() -> None:
     running = Running(TrialRecord(plan()), BEGAN_S)
     running.end(BEGAN_S + 5.0, End.STOPPED, "enough", "root")
