@@ -287,6 +287,20 @@ async def test_hung_client_holds_nobody_up_and_recovers():
     assert "after shutdown" in reason((await slow.read(200.0)).work_rate_per_s)
 
 
+async def test_a_slow_server_is_asked_again_sooner_than_one_that_refuses():
+    slow, refusing = SlowClient(), source("command", command="/nonexistent/tool", every_s="1")
+    slow.let_go.set()
+    for now_s in (0.0, 10.0, 20.0, 40.0, 80.0, 160.0):
+        slow._timeout_s = 0.0
+        assert "no answer within" in reason((await slow.read(now_s)).work_rate_per_s)
+        await asyncio.wrap_future(slow._thread.submit(lambda: None))  # its thread is idle again
+        await refusing.read(now_s)
+    assert slow._retry.until_s == 164.0
+    assert refusing._retry.until_s > 170.0
+    await slow.close()
+    await refusing.close()
+
+
 # -- Prometheus ---------------------------------------------------------------------------------------------
 
 
