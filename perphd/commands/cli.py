@@ -309,9 +309,7 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         )
     report = decode(RestoreReport, data)
     observing = [text("All workloads: observe, until the mode is set again.")] if by_daemon else []
-    guessed, nothing = [text(guess)] if guess else [], "No file was put back."
-    summary = restore_parts(report, nothing) if guess else restore_parts(report)
-    out.show(data, lambda: [*guessed, *summary, *observing])
+    out.show(data, lambda: [*restore_parts(report, guess=guess), *observing])
     if not report.complete or guess:
         sys.exit(EXIT_FAILED)
 
@@ -342,6 +340,8 @@ def events(out: Out, kind: str | None, workload: str | None) -> None:
     """
     import json
 
+    from perphd.control.render import event_line
+
     offset = time.time() - time.monotonic()
     for name, data in out.client.events(kind=kind, workload=workload):
         if name == "hello":
@@ -349,10 +349,7 @@ def events(out: Out, kind: str | None, workload: str | None) -> None:
         elif out.as_json:
             click.echo(json.dumps(data, ensure_ascii=False))
         elif name != "tick" or (kind and "tick" in kind):
-            moment = datetime.datetime.fromtimestamp(data["at_s"] + offset)
-            who = f"{data['workload']}: " if data["workload"] else ""
-            by = f"; by {data['by']}" if data.get("by") else ""
-            click.echo(f"{moment:%H:%M:%S}  {name:<9} {who}{data['text']}{by}")
+            click.echo(event_line(name, data, offset))
 
 
 @cli.group()

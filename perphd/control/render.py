@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from perphd.control.numbers import NONE, number
 from perphd.control.table import Cell, Part, Styled, table, text
@@ -215,10 +215,20 @@ def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
     return lines
 
 
-def restore_parts(report: RestoreReport, nothing: str = "Nothing had to be restored.") -> list[Part]:
+def event_line(name: str, data: Mapping[str, Any], offset_s: float) -> str:
+    """``perphctl events``: one event. ``offset_s``: the wall clock minus the event's clock."""
+    moment = datetime.datetime.fromtimestamp(data["at_s"] + offset_s)
+    who = f"{data['workload']}: " if data["workload"] else ""
+    by = f"; by {data['by']}" if data.get("by") else ""
+    return f"{moment:%H:%M:%S}  {name:<9} {who}{data['text']}{by}"
+
+
+def restore_parts(
+    report: RestoreReport, nothing: str = "Nothing had to be restored.", guess: str = ""
+) -> list[Part]:
     """``perphctl restore``: a summary, then every file that was not simply restored.
 
-    ``nothing``: the summary of an empty report.
+    ``nothing``: the summary of an empty report. ``guess``: why the report may concern the wrong directory.
     """
     counts = (
         (len(report.restored), "put back"),
@@ -228,7 +238,8 @@ def restore_parts(report: RestoreReport, nothing: str = "Nothing had to be resto
         (len(report.failed), "FAILED"),
     )
     said = ", ".join(f"{number} {what}" for number, what in counts if number)
-    parts: list[Part] = [text(f"Files: {said}." if said else nothing)]
+    parts: list[Part] = [text(guess)] if guess else []
+    parts.append(text(f"Files: {said}." if said else "No file was put back." if guess else nothing))
     rows = [
         (Styled(what, style), item.path, item.original, item.now or item.found, item.note)
         for what, style, items in (
