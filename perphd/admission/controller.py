@@ -52,6 +52,7 @@ ALERT_S = 30.0
 ON_TARGET = "on target"
 BELOW_UNDISTURBED = "below its objective, but without contention here: taking more from batch would not help"
 COME = "batch has started, and the target is expected to be missed beside it: "
+PROBABLY = "probably below its target, or below it too often: "
 LEAST_SCORES = 30
 """Least number of clean scores to remember since the last change."""
 
@@ -218,8 +219,7 @@ class LraController:
             return self._rescue(judged, model)
         if self._grazes(judged):
             known = kept.enough_here(self.state.kept, self.lra, self.state.loads, self._regretted)
-            why = "probably below its target, or below it too often: "
-            before, move = self.state, self._rescue(judged, model, why, known)
+            before, move = self.state, self._rescue(judged, model, PROBABLY, known)
             if move.action is Action.HOLD or not inferer.asks_no_more(move.chosen, self.current):
                 return move
             self.state = before  # without confirmation, nothing is taken from an LRA
@@ -430,10 +430,9 @@ class LraController:
     def _when_unknown(self, judged: Judgement, perf: Performance) -> Move:
         reason = judged.score.reason if isinstance(judged.score, Unavailable) else ""
         may_probe = not self.target.known and available(perf.work)
-        regretted = self._regretted
-        return self._with_regret(
-            blind.when_unknown(self.lra, reason, self._unknown_for_s(), may_probe, regretted)
-        )
+        unknown_for_s = self._unknown_for_s()
+        move = blind.when_unknown(self.lra, reason, unknown_for_s, may_probe, self._regretted)
+        return self._with_regret(move)
 
     @property
     def _regretted(self) -> tuple[Allocation, ...]:

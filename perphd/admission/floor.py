@@ -19,6 +19,7 @@ Allocations record weights without this adjustment, so a demotion is only as str
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -204,7 +205,9 @@ def _eased(lift: Lift, progress: Progress, wanted: Settings, floor: float, at: _
     lower = inferred(lift.weight, value_or(got, floor), AIM * floor, at.room)
     if lower <= _weight(wanted) and wanted.cpu_weight is not IDLE:
         return None
-    lower = max(LEAST_WEIGHT, lower, lift.weight / MOST_STEP)
+    lower = max(
+        LEAST_WEIGHT, float(math.ceil(lower)), lift.weight / MOST_STEP
+    )  # the kernel's weights are whole
     return lift if lower * STEP > lift.weight else Lift(lower, lift.began_s, at.now_s, lift.wide)
 
 

@@ -227,15 +227,11 @@ def read_item(
 ) -> dict[str, Any]:
     """Like ``read_values``, for one of several tables; its expert keys are in its own subtable ``tuning``.
 
-    ``tuning_extra``: further keys of that subtable that the caller reads itself.
-
-    Raises:
-        ConfigError: as ``read_values``.
+    ``tuning_extra``: further keys of that subtable that the caller reads itself. Raises ConfigError as ``read_values``.
     """
     place = f"{prefix}.{TUNING}"
-    values = read_values(
-        table, raw, source, prefix, keys=usual_keys(table), others=place, extra=(*extra, TUNING)
-    )
+    keys, beside = usual_keys(table), (*extra, TUNING)
+    values = read_values(table, raw, source, prefix, keys=keys, others=place, extra=beside)
     assert isinstance(raw, Mapping)
     if TUNING in raw:
         keys = expert_keys(table)

@@ -18,7 +18,7 @@ import aiohttp
 from perphd import __version__
 from perphd.agent import spawn
 from perphd.agent.tally import Tally
-from perphd.config.tables import NotifyConfig
+from perphd.config.receivers import NotifyConfig
 from perphd.domain.decision import Cause, Decision, Health, target_reachable
 from perphd.domain.incident import Condition, IncidentKind, Notice, NoticeFilter
 from perphd.domain.sample import Quality

@@ -158,7 +158,7 @@ def test_an_interrupted_simulation_of_a_trace_goes_on(
     assert kept.exists()
     with pytest.raises(SystemExit):
         traced_main(["--nodes", "4", *asked[:1], *asked[3:]])
-    assert "of another run" in capsys.readouterr().err
+    assert "belongs to another run" in capsys.readouterr().err
     traced_main([*asked, "--results", str(tmp_path / "resumed")])
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "going on at 0.27 h"

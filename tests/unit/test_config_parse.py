@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from perphd.admission.settings import PolicySettings
 from perphd.agent.composition import POLICIES
 from perphd.config.file import TABLES, Config, parse, place_of
+from perphd.config.receivers import NOTIFY, NotifyConfig
 from perphd.config.schema import Key, file_value, keys_of, usual_keys
-from perphd.config.tables import NOTIFY, NotifyConfig
 from perphd.config.workloads import WORKLOAD_TABLES, to_toml
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec

@@ -74,12 +74,12 @@ def test_short_samples_strengthen_a_protection_only_if_they_cover_a_period() -> 
                 sample,
                 performance(sample),
                 target,
-                Closed(),
+                Closed(),  # type: ignore[arg-type]
                 PolicySettings(),
                 alert,
                 protected,
                 period_s=1.0,
-            )  # type: ignore[arg-type]
+            )
             state = judged.state
             if judged.likely:
                 return count

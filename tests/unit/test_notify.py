@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from perphd.agent import spawn
 from perphd.agent.tally import Tally
 from perphd.config.file import parse
-from perphd.config.tables import NotifyConfig
+from perphd.config.receivers import NotifyConfig
 from perphd.control import hooks as module
 from perphd.control.hooks import NoticeHooks, conditions, payload
 from perphd.domain.control import Pause

@@ -146,7 +146,7 @@ def test_what_would_go_on_differently_is_refused(tmp_path: Path, monkeypatch: py
     fewer = run_of((workload.types, *workload.pods[1:], SETTINGS["distributions"]))
     other = run_of((workload.types, *workload.pods, replace(SETTINGS["distributions"], cycle_s=30.0)))
     for different in (fewer, other):
-        with pytest.raises(CheckpointRefused, match="of another run"):
+        with pytest.raises(CheckpointRefused, match="belongs to another run"):
             Checkpoints(path, different, EVERY_S).load()
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "code_digest", lambda: "0" * 64)

@@ -19,7 +19,7 @@ with no_authorities():
     from aiohttp import web
     read_at_import = ssl.create_default_context().cert_store_stats()["x509"]
 assert dict(os.environ) == before
-from perphd.config.tables import NotifyConfig
+from perphd.config.receivers import NotifyConfig
 from perphd.control.hooks import DeliveryError, _post
 
 async def main():

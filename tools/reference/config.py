@@ -13,8 +13,8 @@ from pathlib import Path
 
 from perphd.config.discovery import MAX_INSTANCES
 from perphd.config.file import DEFAULT_PATH, TABLES
+from perphd.config.receivers import NOTIFY, NotifyConfig
 from perphd.config.schema import TUNING, Key, expert_keys, size_text, usual_keys
-from perphd.config.tables import NOTIFY, NotifyConfig
 from perphd.config.workloads import RUNTIME_FILE, WORKLOAD_TABLES
 from perphd.domain.workload import Kind
 from perphd.monitor.sli.options import OPTIONS
