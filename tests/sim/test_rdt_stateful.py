@@ -269,6 +269,10 @@ class LifeOfGroups(RuleBasedStateMachine):
         outcome = self.attempt(lambda: self.groups.remove(group))
         if outcome.error is None:
             assert group.relative not in self.raw_groups()
+            if not outcome.undisturbed and hasattr(self, "rightful"):
+                # The kernel removes what a stranger made inside after the look: nobody can prevent that.
+                inside = f"{group.relative}/"
+                self.rightful = {k: v for k, v in self.rightful.items() if not k.startswith(inside)}
         elif outcome.undisturbed:
             assert isinstance(outcome.error, Denied)  # a stranger watches inside, or it is not ours
 
