@@ -289,6 +289,7 @@ async def test_hung_client_holds_nobody_up_and_recovers():
 
 async def test_a_slow_server_is_asked_again_sooner_than_one_that_refuses():
     slow, refusing = SlowClient(), source("command", command="/nonexistent/tool", every_s="1")
+    assert isinstance(refusing, PolledSource)
     slow.let_go.set()
     for now_s in (0.0, 10.0, 20.0, 40.0, 80.0, 160.0):
         slow._timeout_s = 0.0
