@@ -48,7 +48,7 @@ class Silence:
         self._heard = {name: heard for name, heard in self._heard.items() if name in names}
 
     def text(self, name: str, now_s: float) -> str:
-        """What is missing from a silent indicator, and for how long; empty if it gives numbers."""
+        """The numbers that a silent indicator lacks, and for how long, as text; empty if it gives them."""
         heard = self._heard.get(name)
         if heard is None or not heard.is_silent:
             return ""

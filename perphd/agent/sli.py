@@ -67,7 +67,7 @@ class SliBoard:
         return readings
 
     def silence(self, workload: str, now_s: float) -> str:
-        """What is missing from an indicator that gives no numbers for long; empty if it gives them."""
+        """The numbers that an indicator has lacked for long, as text; empty if it gives them."""
         found = self._sources.get(workload)
         if found is None:
             return ""
