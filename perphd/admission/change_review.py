@@ -146,8 +146,7 @@ def judge(lra: LraContext, state: LraState, pending: Pending, noise_sd: float) -
     if stands:
         if came is Came.NO_HELP and pending.action is not Action.SHRINK:
             # What it replaced was no worse, so it need not wait for its cooldown.
-            kept = tuple(r for r in state.cooldowns if r.allocation != pending.before)
-            state = replace(state, cooldowns=kept)
+            state = replace(state, cooldowns=_without(state, pending.before))
         return ChangeReview(state, outcome, None)
     state, move = undone(lra, state, pending, text)
     return ChangeReview(state, outcome, move)
@@ -175,10 +174,15 @@ def _next_stride(lra: LraContext, state: LraState, pending: Pending, came: Came,
 def undone(lra: LraContext, state: LraState, pending: Pending, why: str) -> tuple[LraState, Move]:
     """The state after rolling back a change, with a cooldown, and the move that rolls it back."""
     state, wait_s = cool_down(lra, state, pending.after)
-    kept = tuple(r for r in state.cooldowns if r.allocation != pending.origin)
+    kept = _without(state, pending.origin)
     state = replace(state, pending=None, slack_since_s=None, cooldowns=kept, stride=1)
     reason = f"{why}: rolled back, with a cooldown of {wait_s:.0f} s"
     return state, Move(Action.ROLLBACK, pending.origin, reason)
+
+
+def _without(state: LraState, allocation: Allocation) -> tuple[outcomes.Cooldown, ...]:
+    """The cooldowns without that of this allocation."""
+    return tuple(each for each in state.cooldowns if each.allocation != allocation)
 
 
 def cool_down(lra: LraContext, state: LraState, allocation: Allocation) -> tuple[LraState, float]:

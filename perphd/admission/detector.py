@@ -36,7 +36,7 @@ LASTING_S: Final = 60.0
 """Seconds of uninterrupted samples below a stated objective that are a degradation, however much the LRA scatters.
 
 An LRA at its objective is below it half the time. With a correlation of 0.8 between samples, a minute holds about seven
-independent ones; at one standard deviation above the objective all of them are below once in four months.
+independent ones; at one standard deviation above the objective all of them are below once in five months.
 """
 ALMOST_WHOLE = 0.9
 """Least share of a period that counts as a whole period, because ticks jitter."""
@@ -301,7 +301,7 @@ def judge(
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in TROUBLED else Cause.NONE
     # Beside restricted batch, samples shorter than a period scatter too much to act on one of them.
-    lasting = alert or rising or not (protected and period_s) or new.below_s >= ALMOST_WHOLE * period_s
+    is_seen = alert or rising or not (protected and period_s) or new.below_s >= ALMOST_WHOLE * period_s
     likely = _is_likely(new, alert, rising, settings) or (blatant and (alert or protected))
     return Judgement(
         Verdict(health, shown, since_s, tuple(evidence)),
@@ -313,7 +313,7 @@ def judge(
         blatant=blatant,
         clear=blatant or clear,
         slower=1.0 + counted[1],
-        likely=below and lasting and likely,
+        likely=below and is_seen and likely,
     )
 
 

@@ -30,7 +30,7 @@ from perphd.admission.lra_context import LraContext
 from perphd.admission.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.backoff import doubled_s
-from perphd.domain.decision import Action
+from perphd.domain.decision import TO_BEST, Action
 from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Exploration
@@ -241,7 +241,7 @@ def checked(
     if chosen == current:
         return reach, Move(Action.HOLD, current, told(reach, now_s))
     action = Action.ROLLBACK if inferer.asks_no_more(chosen, current) else Action.GROW
-    return reach, Move(action, chosen, "back to the best setting: " + told(reach, now_s))
+    return reach, Move(action, chosen, f"{TO_BEST}: {told(reach, now_s)}")
 
 
 def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:

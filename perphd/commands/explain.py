@@ -9,11 +9,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from perphd.commands.render_host import group_name, host_lines
-from perphd.commands.render_status import TO_BEST
 from perphd.control.numbers import NONE, duration, number
 from perphd.control.render import HEALTH_STYLE, delay_unit, settings_text
 from perphd.control.table import Cell, Part, Styled, table, text
-from perphd.domain.decision import Action, Cause, Consequences, Decision, Evidence, Health, Prediction
+from perphd.domain.decision import (
+    TO_BEST,
+    Action,
+    Cause,
+    Consequences,
+    Decision,
+    Evidence,
+    Health,
+    Prediction,
+)
 from perphd.domain.errors import ParseError
 from perphd.domain.host_account import HostAccount
 from perphd.domain.reading import Reading, Unavailable, available

@@ -27,7 +27,7 @@ from perphd.control.render import (
 from perphd.control.table import WIDTH, Cell, Part, Styled, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
-from perphd.domain.decision import AWAITED, Action, Cause, Health
+from perphd.domain.decision import AWAITED, TO_BEST, Action, Cause, Health
 from perphd.domain.forecast import ForecastSummary
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import Performance, performance, work_unit
@@ -72,8 +72,6 @@ ACTION_WORDS: Final = {
     Action.RELEASE: "all given back",
 }
 """The effect of a decision, worded for a reader who also sees batch's settings."""
-TO_BEST: Final = "back to the best setting"
-"""Beginning of the reason of such a decision."""
 LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
 BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 

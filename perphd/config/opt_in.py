@@ -30,8 +30,8 @@ from perphd.host.unit_sections import UnitSection, UnitSections
 
 SECTION: Final = "X-Perphd"
 DECLARATION: Final = "[opt_in]"
-_LATENCY_DECLARATION: Final = f"[{TUNING}.opt_in]"
 """Replaces the name of the declaration for workloads that declare themselves. No workload can have this name."""
+_LATENCY_DECLARATION: Final = f"[{TUNING}.opt_in]"
 MAX_BYTES: Final = 4096
 """Maximum length of a value in characters."""
 _BOTH: Final = {

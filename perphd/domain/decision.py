@@ -26,6 +26,10 @@ TROUBLED: Final = frozenset({Health.SUSPECT, Health.DEGRADED})
 """Health values of an LRA that misses its target, or seems to."""
 
 
+TO_BEST: Final = "back to the best setting"
+"""Beginning of the reason of a decision that returns to the best setting, by which displays recognise it."""
+
+
 class Cause(StrEnum):
     """The contended resource, as far as the evidence identifies it."""
 

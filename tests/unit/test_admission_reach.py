@@ -14,9 +14,8 @@ from perphd.admission import reach
 from perphd.admission.inferer import untouched
 from perphd.admission.reach import Instruments, Reach, Tried, cheapest_of_the_best, may_try
 from perphd.admission.rescue import Move
-from perphd.commands.render_status import TO_BEST
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
-from perphd.domain.decision import Action, Candidate, Prediction
+from perphd.domain.decision import TO_BEST, Action, Candidate, Prediction
 from perphd.domain.workload import Exploration
 
 NOTHING = untouched(4)

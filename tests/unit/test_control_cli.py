@@ -25,14 +25,14 @@ from perphd.commands.cli import cli
 from perphd.commands.daemon import main as perphd
 from perphd.commands.explain import explain_parts, parse_at
 from perphd.commands.render_model import BAR, bar
-from perphd.commands.render_status import TO_BEST, change_text, status_parts
+from perphd.commands.render_status import change_text, status_parts
 from perphd.commands.sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.numbers import NONE, duration, number
 from perphd.control.render import limitations, settings_text
 from perphd.control.table import Styled, Table, plain, table, text, with_bars_within
 from perphd.domain.allocation import UNTOUCHED
-from perphd.domain.decision import Action, Outcome
+from perphd.domain.decision import TO_BEST, Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
 from perphd.domain.reading import Unavailable
 from perphd.domain.status import Change

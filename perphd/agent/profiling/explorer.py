@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from perphd.domain.signals import performance
 from perphd.domain.workload import Objective
 from perphd.predictor.profile.lattice import Point, is_within
 
+_Measured: TypeAlias = tuple[float, float | None, float | None]
+"""Work, delay and load."""
 _BAD = (Quality.FIRST, Quality.LATE, Quality.RESTARTED, Quality.MULTIPLEXED, Quality.SLI_MISSING,
         Quality.BETWEEN)  # fmt: skip
 _IN_A_ROW = 2
@@ -217,9 +219,7 @@ class Explorer:
                 )
         return ProbeOutcome(Stop.DONE)
 
-    async def _tried(
-        self, point: Point, reference: ReferencePoint
-    ) -> tuple[tuple[float, float | None, float | None] | None, str]:
+    async def _tried(self, point: Point, reference: ReferencePoint) -> tuple[_Measured | None, str]:
         """Grant an allocation and measure it, twice if it seems harmful and others are to be tried after it.
 
         Other work on the host, or the hypervisor, may have caused the trouble.
@@ -292,9 +292,7 @@ class Explorer:
         self._progress.refer(reference)
         return reference
 
-    async def _measure(
-        self, reference: ReferencePoint
-    ) -> tuple[tuple[float, float | None, float | None] | None, str]:
+    async def _measure(self, reference: ReferencePoint) -> tuple[_Measured | None, str]:
         """Work, delay and load at the allocation in force (None: no usable sample), and the complaint, if any."""
         bad, complaint = 0, ""
         seen: list[Sample] = []
