@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import outcomes, quarantine
-from perphd.admission.detector import Judgement, rearm
+from perphd.admission.detector import ALMOST_WHOLE, Judgement, rearm
 from perphd.admission.lra_context import LraContext
 from perphd.admission.lra_state import LraState, rose
 from perphd.admission.outcomes import Came, Pending
@@ -103,8 +103,11 @@ def overtaken(lra: LraContext, pending: Pending, judged: Judgement, load: Readin
         return ""
     if not lra.is_clean() and rose(load, pending.load):
         return "its load continues to rise: "  # the change was sized for a lower load
-    sudden = lra.now_s - judged.verdict.since_s <= SUDDEN_TICKS * lra.snapshot.period_s
-    if sudden and outcomes.is_no_better(pending, judged.score):
+    period_s = lra.snapshot.period_s
+    sudden = lra.now_s - judged.verdict.since_s <= SUDDEN_TICKS * period_s
+    # Part of a period shows mostly what was queued before the change.
+    shown = lra.now_s - pending.at_s >= ALMOST_WHOLE * period_s
+    if sudden and shown and outcomes.is_no_better(pending, judged.score):
         return "the last step has not helped: "
     return ""
 

@@ -94,6 +94,13 @@ def test_growth_is_not_waited_for_when_it_is_plainly_too_little() -> None:
     )  # it began to help
 
 
+def test_growth_is_not_found_useless_before_a_whole_period_has_shown_it() -> None:
+    _, pending = after(Action.GROW, WEAK, STRONG)
+    bad = judged(0.8, blatant=True)
+    early, whole = replace(pending, at_s=NOW_S - 0.75), replace(pending, at_s=NOW_S - 1.0)
+    assert change_review.overtaken(lra(STRONG), early, bad, 50.0) == ""
+    assert change_review.overtaken(lra(STRONG), whole, bad, 50.0) == "the last step has not helped: "
+
 @pytest.mark.parametrize(("rooms", "stride"), [((2.4, 2.4), 2), ((1.3, 1.3), 1)])
 def test_the_next_step_back_is_as_long_as_the_last_one_left_room(
     rooms: tuple[float, float], stride: int
