@@ -175,3 +175,14 @@ def confined_settings(
     if cap is not None:
         settings = replace(settings, cpus=capped_cpus(host.topology, settings.cpus, cap.cores))
     return settings
+
+
+def caches_and_cores(settings: Settings) -> Settings:
+    """The part of ``settings`` that affects a job's speed at once: CPUs, cache and bandwidth."""
+    return Settings(
+        cpus=settings.cpus,
+        cpu_weight=settings.cpu_weight,
+        cpu_max_cores=settings.cpu_max_cores,
+        llc_masks=settings.llc_masks,
+        mba_pct=settings.mba_pct,
+    )

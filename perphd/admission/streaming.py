@@ -26,6 +26,7 @@ from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, stand
 from perphd.admission.confinement import (
     Confinement,
     CoreCap,
+    caches_and_cores,
     can_cap_cores,
     can_have_least_cache,
     confined_settings,
@@ -228,7 +229,7 @@ class _Tick:
         """Process the tick: evaluate or end the running trial, or start one."""
         if self._is_lone(lras):
             return
-        around = tuple(sorted((name, _caches_and_cores(s)) for name, s in self.settings.items()))
+        around = tuple(sorted((name, caches_and_cores(s)) for name, s in self.settings.items()))
         if around != self.now.around:
             # Batch's resources have changed, so earlier measurements no longer apply.
             self._void(CHANGED_MEANWHILE)
@@ -309,9 +310,10 @@ class _Tick:
             return
         known = self._known(trial.name, trial.kind)
         voids = known.voids if known is not None else 0
-        first_s = self.policy.release_after_s
-        # While LRAs settle, batch's resources change often and soon stay, so this pause is short at first.
-        pause_s = doubled_s(SOON * first_s if why == CHANGED_MEANWHILE else first_s, voids)
+        pause_s = doubled_s(self.policy.release_after_s, voids)
+        if why == CHANGED_MEANWHILE:
+            # While LRAs settle, batch's resources change often and soon stay.
+            pause_s = doubled_s(SOON * self.policy.release_after_s, voids - 1)
         if why == NOT_MEANWHILE and not trial.confines:
             # Perhaps the LRA needs this confinement, so it is not lifted again soon.
             times = known.times if known is not None else 0
@@ -373,6 +375,19 @@ class _Tick:
                     self._confine(name, kind, confined=trial.confines, cap=trial.cap)
                     self.now = replace(self.now, trial=trial)
                     return
+                if self._repeats_soon(name, kind):
+                    return
+
+    def _repeats_soon(self, name: str, kind: Confinement) -> bool:
+        """True during a short pause after a trial that could not be evaluated; less likely trials then wait."""
+        known = self._known(name, kind)
+        if known is None or known.voids == 0 or not self._can_set(name, kind):
+            return False
+        further = known.step_s if known.step_s < math.inf else known.until_s
+        return self.at_s < further <= self.at_s + self.policy.release_after_s
+
+    def _can_set(self, name: str, kind: Confinement) -> bool:
+        return name in (self.cappable if kind is Confinement.FEWER_CORES else self.cacheable)
 
     def _possible(self, name: str, kind: Confinement, much: bool) -> Trial | None:
         """The trial that is due with this job, if any: to lift its confinement, or to confine it (further).
@@ -380,7 +395,7 @@ class _Tick:
         ``much``: it misses enough for others to gain.
         """
         known, now = self._known(name, kind), self.now
-        if name not in (self.cappable if kind is Confinement.FEWER_CORES else self.cacheable):
+        if not self._can_set(name, kind):
             return None
         due = known is None or known.until_s <= self.at_s
         cap = now.cap(name) if kind is Confinement.FEWER_CORES else None
@@ -477,14 +492,3 @@ def _loss(trial: Trial, change: float) -> float:
 def _outcome(name: str, at_s: float, decided_at_s: float, kept: bool, text: str) -> Outcome:
     none: Reading = Unavailable("batch has no target")
     return Outcome(at_s, name, decided_at_s, none, none, kept, text)
-
-
-def _caches_and_cores(settings: Settings) -> Settings:
-    """The part of ``settings`` that affects a job's speed at once: CPUs, cache and bandwidth."""
-    return Settings(
-        cpus=settings.cpus,
-        cpu_weight=settings.cpu_weight,
-        cpu_max_cores=settings.cpu_max_cores,
-        llc_masks=settings.llc_masks,
-        mba_pct=settings.mba_pct,
-    )
