@@ -14,6 +14,7 @@ from typing import Final
 
 from perphd.admission import way_layout
 from perphd.admission.context import STARVED_PCT
+from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Keep, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import HostView, WorkloadView
@@ -27,6 +28,10 @@ LEAST_CLASSES: Final = 4
 FEWER: Final = 0.75
 """Share of its cores that a job keeps at each step of a cap."""
 
+CORES_LOSS: Final = 3.0
+"""Largest loss of a job with fewer cores, as a multiple of ``streaming_loss_pct``: others get the whole cores."""
+MOST_LOSS: Final = 0.9
+"""Upper limit of that loss."""
 NEARLY: Final = 0.1
 """Use in cores that does not count as a further core."""
 
@@ -61,6 +66,12 @@ def misses_per_s(view: WorkloadView) -> float:
     if sample is None or not available(sample.llc_mpki):
         return 0.0
     return sample.llc_mpki * value_or(sample.mips, 0.0)
+
+
+def bearable_loss(policy: PolicySettings, kind: Confinement) -> float:
+    """Largest share of its rate that a job confined in this way may lose."""
+    share = policy.streaming_loss_pct / 100.0
+    return share if kind is Confinement.LEAST_CACHE else min(CORES_LOSS * share, MOST_LOSS)
 
 
 # -- the smallest cache mask ---------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, stand
 from perphd.admission.confinement import (
     Confinement,
     CoreCap,
+    bearable_loss,
     caches_and_cores,
     can_cap_cores,
     can_have_least_cache,
@@ -58,10 +59,6 @@ MUCH: Final = 0.1
 """Share of all batch's cache misses from which confining a job may benefit the others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
-CORES_LOSS: Final = 3.0
-"""Largest loss of a job with fewer cores, as a multiple of ``streaming_loss_pct``: others get the whole cores."""
-MOST_LOSS: Final = 0.9
-"""Upper limit of that loss."""
 SOON: Final = 0.25
 """Share of the usual pause after a trial that a change of batch's resources ended."""
 CHANGED_MEANWHILE: Final = "batch's resources changed meanwhile"
@@ -431,7 +428,8 @@ class _Tick:
         wanted = math.log1p(policy.streaming_gain_pct / 100.0)
         if trial.confines:
             good = gain >= max(wanted, doubt)
-            good = good and _loss(trial, changed[trial.name]) >= math.log1p(-self._bearable(trial.kind))
+            least = math.log1p(-bearable_loss(policy, trial.kind))
+            good = good and _loss(trial, changed[trial.name]) >= least
             clear = gain - doubt >= wanted or gain + doubt < 0.0
         else:
             good = gain > -max(wanted / 2.0, doubt)
@@ -446,6 +444,8 @@ class _Tick:
             self.now = replace(self.now, trial=None, last=replace(trial, at_s=self.at_s))
             if trial.cap is not None:
                 self._count_loss(trial, changed[trial.name])
+            elif trial.confines:
+                self._spare_users_of_cache(trial, changed)
         else:
             self._undo(trial)
         self.outcomes.append(_outcome(trial.name, self.at_s, trial.at_s, good, text))
@@ -454,13 +454,21 @@ class _Tick:
         """Pause after a trial that was evaluated."""
         known = self._known(trial.name, trial.kind)
         if known is not None and trial.confines and trial.former is not None and not good:
-            # The cap in force has been verified by this; the next trial lifts it.
+            # The former cap is in force again, and the next trial lifts it.
             self._keep_settled(replace(known, voids=0, step_s=math.inf))
             return
         times = known.times + 1 if known is not None and known.voids == 0 and not good else 0
         wait_s = doubled_s(self.policy.streaming_recheck_s, times)
         further_s = self.at_s if trial.confines is good else math.inf
         self._settle(trial.name, trial.kind, wait_s, voids=0, times=times, step_s=further_s)
+
+    def _spare_users_of_cache(self, trial: Trial, changed: Mapping[str, float]) -> None:
+        """Try no smaller mask on jobs that clearly gained by more cache: they would lose as much."""
+        lost = -math.log1p(-bearable_loss(self.policy, trial.kind))
+        least = max(lost, math.log1p(self.policy.streaming_gain_pct / 100.0))
+        for name, change in changed.items():
+            if change > least and name not in self.now.confined:
+                self._settle(name, trial.kind, self.policy.streaming_recheck_s, voids=0, times=0)
 
     def _count_loss(self, trial: Trial, change: float) -> None:
         """Record the change of a capped job's rate, which counts against its later steps."""
@@ -469,11 +477,6 @@ class _Tick:
         others = (each for each in self.now.capped if each.name != trial.name)
         capped = tuple(sorted((*others, cap), key=lambda each: each.name))
         self.now = replace(self.now, capped=capped, last=replace(self.now.last, cap=cap))
-
-    def _bearable(self, kind: Confinement) -> float:
-        """Largest share of its rate that a confined job may lose."""
-        share = self.policy.streaming_loss_pct / 100.0
-        return share if kind is Confinement.LEAST_CACHE else min(CORES_LOSS * share, MOST_LOSS)
 
     def _what(self, trial: Trial) -> str:
         if trial.kind is Confinement.LEAST_CACHE:
