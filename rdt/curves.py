@@ -332,7 +332,7 @@ class BandwidthLookup:
         0 to 1.
         """
         if not 0 <= share <= 1:
-            reason = "a share must be 0 to 1"
+            reason = "a share must be from 0 to 1"
             raise Invalid(self._info.name, doing="looking up a share of", value=str(share), reason=reason)
         curve = self._curve(domain, cores)
         if curve is not None:

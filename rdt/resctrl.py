@@ -254,7 +254,7 @@ class Resctrl:
             raise Invalid(
                 self.access.path(group.relative, "cpus_list"),
                 doing="writing",
-                reason="CPU numbers are negative",
+                reason="CPU numbers must not be negative",
             )
         with self.changing():
             before = self.cpus(group)

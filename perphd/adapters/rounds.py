@@ -27,14 +27,14 @@ async def repeat(
         try:
             await once()
             if problem:
-                log.warning("published again after %d failures", backoff.failures)
+                log.warning("a round succeeded after %d failures", backoff.failures)
             problem = ""
             backoff.succeeded()
             pause_s = max(0.0, period_s - (time.monotonic() - started_s))
         except failure as exc:
             pause_s = backoff.failed(getattr(exc, "pause_s", 0.0))
             if str(exc) != problem:
-                log.warning("not published: %s; next try in %.1f s", exc, pause_s)
+                log.warning("a round failed: %s; next try in %.1f s", exc, pause_s)
             problem = str(exc)
         await asyncio.sleep(pause_s)
 

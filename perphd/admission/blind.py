@@ -86,7 +86,7 @@ def _tried(lra: LraContext, wanted: Allocation, why: str, regretted: Sequence[Al
         text = f"{why}; no probe: neither CPUs nor weight of batch can be set here"
         return Move(Action.HOLD, lra.current, text)
     if wanted in regretted:
-        text = f"{why}; the last probe taught nothing; the next one waits for its cooldown"
+        text = f"{why}; the last probe yielded no reference; the next one waits for its cooldown"
         return Move(Action.HOLD, lra.current, text)
     text = f"{why}: protecting strongly to learn its undisturbed performance"
     return Move(Action.EXPLORE, wanted, text, unproven=True)

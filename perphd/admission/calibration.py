@@ -10,7 +10,7 @@ from typing import Final
 
 from perphd.admission import cusum, significance, windowed
 from perphd.admission.cusum import Baseline
-from perphd.admission.detector import expected_false_alarms
+from perphd.admission.detector import DetectorState
 from perphd.admission.egress import memory_within
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
@@ -31,6 +31,8 @@ _NOTHING: Final = Channel(math.nan, ASSUMED_DELAY, NOISE_SD)
 _TOO_FEW_RISES: Final = Unavailable(
     f"{TEST_SAMPLES} generated samples are too few to estimate so low a rate of false alarms"
 )
+NOT_OBSERVED: Final = Unavailable("the noise of this signal was not observed for long enough")
+"""Reason while a signal's false alarms cannot be estimated."""
 TOO_OFTEN: Final = 3.0
 """Ratio of expected to accepted false alarms above which the self-test fails."""
 
@@ -45,6 +47,19 @@ def expected(memory: object, name: str, settings: PolicySettings, period_s: floa
     if name in memory.lras:
         return expected_false_alarms(memory.lras[name].detector, settings, period_s)
     return NOT_MEASURED
+
+
+def expected_false_alarms(state: DetectorState, settings: PolicySettings, period_s: float) -> Reading:
+    """Expected false alarms per day from the LRA's own noise; Unavailable until enough was observed."""
+    found = significance.expected_per_day(
+        (state.work, state.delay),
+        state.margins,
+        settings.false_alarms_per_day,
+        period_s,
+        settings.cusum_k,
+        settings.confirm_ticks,
+    )
+    return NOT_OBSERVED if found is None else found
 
 
 def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
@@ -74,8 +89,8 @@ def failure(test: DetectorTest) -> str:
     """Message for the operator if the self-test failed; empty if it passed."""
     if isinstance(test.found_after_samples, Unavailable):
         return (
-            f"detector self-test: a drop of two sigma was not found within {PATIENCE} samples: policy.cusum_k is too "
-            "high, or policy.false_alarms_per_day too low"
+            f"detector self-test: a drop of two sigma was not found within {PATIENCE} samples: "
+            "tuning.policy.cusum_k is too high, or policy.false_alarms_per_day too low"
         )
     rate = test.expected_per_day
     if isinstance(rate, float) and rate > TOO_OFTEN * test.accepted_per_day:

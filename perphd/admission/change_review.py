@@ -144,6 +144,10 @@ def judge(lra: LraContext, state: LraState, pending: Pending, noise_sd: float) -
     stride = _next_stride(lra, state, pending, came, noise_sd)
     state = replace(state, pending=None, stride=stride, quarantine=held)
     if stands:
+        if came is Came.NO_HELP and pending.action is not Action.SHRINK:
+            # What it replaced was no worse, so it need not wait for its cooldown.
+            kept = tuple(r for r in state.cooldowns if r.allocation != pending.before)
+            state = replace(state, cooldowns=kept)
         return ChangeReview(state, outcome, None)
     state, move = undone(lra, state, pending, text)
     return ChangeReview(state, outcome, move)

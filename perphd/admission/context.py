@@ -72,9 +72,10 @@ def giving_now(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
 
 @once
 def settable(snapshot: Snapshot) -> frozenset[str]:
-    """``cpus`` and ``cpu_weight``, each if it can be set on all ``giving`` workloads that have one of them.
+    """Those of ``cpus`` and ``cpu_weight`` that can be set on every ``giving`` workload counted here.
 
-    Batch without settable knobs (a systemd unit, a missing cgroup) does not prevent restricting the rest.
+    Batch on which neither can be set (a systemd unit, a missing cgroup) is not counted, so that the rest can be
+    restricted.
     """
     knobs = [found for v in giving(snapshot) if (found := v.enforceable & _CPU_KNOBS)]
     return frozenset.intersection(*knobs) if knobs else frozenset()

@@ -218,7 +218,8 @@ class LraController:
             return self._rescue(judged, model)
         if self._grazes(judged):
             known = kept.enough_here(self.state.kept, self.lra, self.state.loads, self._regretted)
-            before, move = self.state, self._rescue(judged, model, "likely short, or too often: ", known)
+            why = "probably below its target, or below it too often: "
+            before, move = self.state, self._rescue(judged, model, why, known)
             if move.action is Action.HOLD or not inferer.asks_no_more(move.chosen, self.current):
                 return move
             self.state = before  # without confirmation, nothing is taken from an LRA
@@ -226,9 +227,9 @@ class LraController:
         return self._give_back(judged, model)
 
     def _instead_of_undoing(self, pending: Pending) -> Move | None:
-        """The next step after an unproven one that did not help; None after the last such step.
+        """The next step after an unproven one that did not help; None if no further step is left to try.
 
-        If none helps, all of them are rolled back at once.
+        If no step helps, all of them are rolled back at once.
         """
         if not pending.unproven:
             return None

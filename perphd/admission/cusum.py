@@ -11,7 +11,7 @@ Approach: two CUSUMs (Page 1954) of the whitened shortfall against the target it
     large  = max(0, large + min(z - extra, clip))     the same for large shifts, which this one finds sooner
     margin = distance of the undisturbed signal from its target (log units)
     k      = margin (1 - rho) / scale       mean distance of z below zero when nothing is wrong
-    extra  = max(0, K - k)                  K: ``policy.cusum_k``
+    extra  = max(0, K - k)                  K: ``tuning.policy.cusum_k``
 
 Thresholds follow from the accepted rate. With normal noise, a CUSUM with slack k passes h once in (Siegmund 1985)
     T = (exp(2kb) - 2kb - 1) / (2 k^2)      samples, with b = h + 1.166
@@ -363,7 +363,10 @@ def cleared(state: Baseline) -> Baseline:
 
 
 def _counted(state: Baseline, *, by_itself: bool) -> Baseline:
-    """Count one rise. A rise that was cut off, or is too high, contributes only the height that it reached."""
+    """Count one rise.
+
+    A rise that was cut off, or is higher than ``HIGH_SHARE``, does not count as ended.
+    """
     kept = 0.5 if state.watched > LONGEST else 1.0
     ended = by_itself and state.peak < HIGH_SHARE
     return replace(

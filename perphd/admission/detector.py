@@ -32,14 +32,16 @@ MILD_FACTOR = 3
 """Factor on the required duration of a shortfall that is below the effect size."""
 LIKELY_SIGMA = 1.5
 """Sum of consecutive samples' shortfalls, in sigma, from which a shortfall is likely."""
+LASTING_S: Final = 60.0
+"""Seconds of uninterrupted samples below a stated objective that are a degradation, however much the LRA scatters.
+
+An LRA at its objective is below it half the time. With a correlation of 0.8 between samples, a minute holds about seven
+independent ones; at one standard deviation above the objective all of them are below once in four months.
+"""
 ALMOST_WHOLE = 0.9
 """Least share of a period that counts as a whole period, because ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
-
-
-TOO_FEW_RISES = Unavailable("the noise of this signal was not observed for long enough")
-"""Reason while a signal's false alarms cannot be estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Target:
     """The LRA's present target.
 
     ``work``, ``delay``: target values. ``work_band``, ``delay_band``: references, None if unknown. ``tolerances_pct``:
-    accepted loss of work and growth of delay.
+    accepted loss of work and growth of delay. ``is_stated``: for work and delay, True if the operator stated the
+    target, False if it follows from the reference.
     """
 
     work: Reading
@@ -55,6 +58,7 @@ class Target:
     work_band: Band | None = None
     delay_band: Band | None = None
     tolerances_pct: Tolerances = (10.0, 50.0)
+    is_stated: tuple[bool, bool] = (False, False)
 
     @property
     def known(self) -> bool:
@@ -88,10 +92,10 @@ class DetectorState:
     """The detector's state between ticks.
 
     ``below``, ``severe``, ``above``: numbers of consecutive samples below target, below it by the effect size, on
-    target. ``short_sigma``: sum of the shortfalls below target, in units of one sample's scatter. ``extra``,
-    ``cause``: extra time of the samples below target, and the cause inferred from it. ``work``, ``delay``: noise of
-    both channels' shortfalls, and evidence of a shift. ``delays``: scatter of latency alone, scaled to samples of
-    one second. ``margins``: distances of the references from the target, in log units.
+    target. ``below_s``: time that ``below`` samples cover. ``short_sigma``: sum of the shortfalls below target, in
+    units of one sample's scatter. ``extra``, ``cause``: extra time of these samples, and the cause inferred from it.
+    ``work``, ``delay``: noise of both channels' shortfalls, and evidence of a shift. ``delays``: scatter of latency
+    alone, scaled to samples of one second. ``margins``: distances of the references from the target, in log units.
     ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
     ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
     """
@@ -112,6 +116,7 @@ class DetectorState:
     alert_share: float = ALERT_SHARE
     gathered: Gathered = NOTHING_GATHERED
     channels: Channels = NOTHING_KNOWN
+    below_s: float = 0.0
 
 
 _with_channels = changer(DetectorState, "channels")
@@ -167,9 +172,8 @@ def target_of(
         delay = Unavailable("closed loop: the work rate also determines the delay")
     elif firm_delay is not None:
         delay = firm_delay.level(1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
-    return Target(
-        work, delay, work_band, delay_band, (objective.tolerance_pct, objective.delay_tolerance_pct)
-    )
+    tolerances_pct = objective.tolerance_pct, objective.delay_tolerance_pct
+    return Target(work, delay, work_band, delay_band, tolerances_pct, (by_work, by_delay))
 
 
 def judge(
@@ -272,6 +276,7 @@ def judge(
         new = replace(
             new,
             below=state.below + 1 if below else 0,
+            below_s=state.below_s + sample.interval_s if below else 0.0,
             short_sigma=_short_sigma(state, score, noise_sd) if below else 0.0,
             scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))) if counts else state.scatter,
             delays=scatter.of_latency(state.delays, perf, sample.interval_s) if counts else state.delays,
@@ -286,11 +291,18 @@ def judge(
         lasts and bool(weighed.moved)
     )
     proven = proven or seen.score < 1.0  # the channels have already tested significance
+    stated = any(
+        said and score < 1.0 for said, score in zip(target.is_stated, (work_score, delay_score), strict=True)
+    )
+    proven = proven or (stated and new.below_s >= LASTING_S)
     confirmed = below and (proven or (blatant and weighed.is_single and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in TROUBLED else Cause.NONE
+    # Beside restricted batch, samples shorter than a period scatter too much to act on one of them.
+    lasting = alert or rising or not (protected and period_s) or new.below_s >= ALMOST_WHOLE * period_s
+    likely = _is_likely(new, alert, rising, settings) or (blatant and (alert or protected))
     return Judgement(
         Verdict(health, shown, since_s, tuple(evidence)),
         new,
@@ -301,7 +313,7 @@ def judge(
         blatant=blatant,
         clear=blatant or clear,
         slower=1.0 + counted[1],
-        likely=below and (_is_likely(new, alert, rising, settings) or (blatant and (alert or protected))),
+        likely=below and lasting and likely,
     )
 
 
@@ -314,25 +326,13 @@ def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
     return Verdict(state.health, shown, state.since_s, (waits,))
 
 
-def expected_false_alarms(state: DetectorState, settings: PolicySettings, period_s: float) -> Reading:
-    """Expected false alarms per day from the LRA's own noise; Unavailable until enough was observed."""
-    found = significance.expected_per_day(
-        (state.work, state.delay),
-        state.margins,
-        settings.false_alarms_per_day,
-        period_s,
-        settings.cusum_k,
-        settings.confirm_ticks,
-    )
-    return TOO_FEW_RISES if found is None else found
-
-
 def rearm(state: DetectorState) -> DetectorState:
     """Forget evidence gathered before a change by perphd (lock-out), but keep the health."""
     work, delay = cusum.cleared(state.work), cusum.cleared(state.delay)
     return replace(
         state,
         below=0,
+        below_s=0.0,
         severe=0,
         above=0,
         short_sigma=0.0,
@@ -361,7 +361,7 @@ def _known(band: Band | None, enough: float) -> Band | None:
 def _shifts(weighed: Weighed, settings: PolicySettings) -> list[Evidence]:
     """Evidence of shifted channels, with their thresholds."""
     rate = settings.false_alarms_per_day
-    text = f"below its target beyond chance (accepted: {rate:g} false alarms a day)"
+    text = f"below its target by more than chance (accepted: {rate:g} false alarms a day)"
     bases = {"work": weighed.work, "delay": weighed.delay}
     return [
         Evidence(f"shift of {name}", bases[name].ratio * h, bar * h, "sigma", text)

@@ -35,10 +35,10 @@ VISITED = 2.0
 """Support from which an allocation counts as tried."""
 CAUTION = 2.0
 """Exponent on the chance of meeting the target, which makes a miss more costly than lost batch work."""
-EXPLORING = "the target is missed and this is untried: exploring"
+EXPLORING = "the target is missed, and this allocation is untried: exploring"
 """Reason given if ``choose`` selects an allocation without support."""
 EQUAL_USE = 0.97
-"""Ratio of expected values above which they count as equal."""
+"""Ratio to the greatest expected value from which an allocation's expected value counts as equal to it."""
 NEGLIGIBLE_CORES = 0.02
 """Difference in batch's cores below which candidates count as equal."""
 
@@ -173,7 +173,8 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     if chances[best.allocation] >= SURE:
         return best, "the cheapest allocation that is almost certain to meet the target"
     if chances[best.allocation] >= FAIR:
-        return best, f"a {chances[best.allocation]:.0%} chance to meet the target, at the best price"
+        chance = f"a chance of {chances[best.allocation]:.0%} to meet the target"
+        return best, f"{chance}, the best compromise with batch's work"
     here = max((a.prediction.score for a in assessed if a.allocation == current), default=0.0)
     hopeful = [
         a
@@ -238,7 +239,7 @@ class Stakes:
         return work_of(item.batch_cores, cpu.batch_cores, self.threads_per_core, beside)
 
     def wanted_work(self, total_cores: int) -> float:
-        """Batch's work if it had the whole host beside the others, in the same unit."""
+        """Batch's work if it had all that the others leave of the host, in the unit of ``batch_work``."""
         return work_of(self.wanted_cores, total_cores, self.threads_per_core, self.beside_cores)
 
 

@@ -365,5 +365,5 @@ def _lost_s(member: Member) -> float:
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:
-    """True if cache or memory bandwidth make instructions take clearly longer."""
+    """True if lack of cache or memory bandwidth makes instructions take clearly longer."""
     return look.judged.hierarchy in (Cause.LLC, Cause.MBW)

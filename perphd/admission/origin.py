@@ -1,17 +1,19 @@
 """Determines who takes the resource that an LRA lacks: batch, undeclared work, the hypervisor, or the LRA itself.
 
 Problem: the host is full and an LRA waits. Restricting batch helps only if batch fills the host. Calling every other
-cause "remote" would send operators to examine the network. Approach: the host account shows who uses the CPUs. On a
-host filled by others, a slow answer counts as caused elsewhere only if all waiting of the LRA's threads could not
-have caused it:
-    waiting threads       w = run-queue delay + usage x steal / (1 - steal)
-    with queues behind    w / (1 - p),  p: run-queue delay / (run-queue delay + usage)
-    for requests beyond   the judged percentile, w / share of requests at or above it
-    could explain         w / (1 - p) / share  of the extra requests in flight (Little's law)
+cause "remote" would send operators to examine the network.
+
+Approach: the host account shows who uses the CPUs. On a host filled by others, a latency increase counts as caused
+elsewhere only if waiting for CPUs cannot explain it, even if all of the waiting falls on the slowest requests:
+    waiting      w = run-queue delay + usage x steal / (1 - steal)           threads that wait for a CPU
+    queues       w / (1 - p),  p = run-queue delay / (run-queue delay + usage)   with the requests behind them
+    explained    w / (1 - p) / share / extra     share: part of the requests at or above the judged percentile
+                                                 extra: additional requests in flight (Little's law)
 
 An application that does not keep up with its load works off a backlog, for which any amount of waiting may be the
-cause. The median latency, if known, is more informative. A cause that raises it affects every request, while
-waiting raises it only in proportion to the total waiting.
+cause. So it is with an application that serves several requests each time that it is scheduled: they came together, and
+each wait delayed all of them. The median latency, if known, is more informative. A cause that raises it affects every
+request, while waiting raises it only in proportion to the total waiting.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ works one off.
 """
 OCCUPIED: Final = 0.8
 """Mean number of running and waiting threads above which a single thread may be the bottleneck."""
+BATCHED: Final = 1.5
+"""Requests for each time that a thread of the LRA is scheduled, above which requests come in bursts."""
 MOST_WAITING: Final = 0.95
 MEDIAN_SHARE: Final = 0.5
 _CLEAR_STALL: Final = 0.5  # extra stalled threads from which the stall is real, whatever else grew
@@ -131,7 +135,8 @@ def waiting_explains(
     waiting = sample.run_delay_cores + used * steal / (1.0 - steal)
     keeps_up = KEEPS_UP * perf.load <= perf.work <= perf.load / KEEPS_UP if available(perf.load) else True
     extra = perf.work * (perf.delay - usual.value) / 1000.0
-    if (not keeps_up and waiting + used >= OCCUPIED) or extra <= 0.0:
+    scheduled = value_or(sample.context_switches_per_s, math.inf)
+    if (not keeps_up and waiting + used >= OCCUPIED) or extra <= 0.0 or perf.work > BATCHED * scheduled:
         return math.inf
     waits = min(waiting / max(waiting + used, 1e-9), MOST_WAITING)
     waiting /= 1.0 - waits
@@ -229,7 +234,7 @@ def _elsewhere(
         text = "its latency grew while a link is full; processors, memory and disks do not explain it"
         evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
         return Cause.NETWORK
-    text = "at most of its extra latency is explained by this host's resources"
+    text = "the most of its extra latency that this host's resources explain"
     evidence.append(Evidence("explained here", 100.0 * extra.explained, 100.0, "%", text))
     return Cause.REMOTE
 

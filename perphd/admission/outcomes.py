@@ -332,5 +332,5 @@ def patience(regretted: Sequence[Allocation], harmed: int = 0) -> float:
 
 
 def alive(cooldowns: Sequence[Cooldown], now_s: float, setting: Setting = ANYWHERE) -> tuple[Allocation, ...]:
-    """Allocations in cooldown under circumstances like these."""
+    """Allocations in cooldown at ``now_s`` under circumstances like ``setting``."""
     return tuple(r.allocation for r in cooldowns if r.bars(now_s, setting))

@@ -39,7 +39,7 @@ from rdt.layout import Infeasible
 SAMPLES: Final = 30
 """Number of samples on target to remember; their least occupancy shows how many ways are enough."""
 FEWEST: Final = 5
-"""Least number of such samples for a conclusion."""
+"""Least number of samples on target for a conclusion about how many ways are enough."""
 SHORT_TICKS: Final = 3
 """Number of consecutive samples short of cache, without further restriction of batch, that show a need."""
 
@@ -224,9 +224,9 @@ class _Tick:
         gone = [name for name in names if pair.domain not in self.homes.get(name, ())]
         short = [name for name in names if self.now.short.get(name, 0) >= SHORT_TICKS]
         if gone:
-            self._join(pair, f"{', '.join(gone)} is no longer there", Action.ROLLBACK)
+            self._join(pair, f"no longer in this domain: {', '.join(gone)}", Action.ROLLBACK)
         elif short:
-            self._join(pair, f"{', '.join(short)} is short of cache with separate ways", Action.ROLLBACK)
+            self._join(pair, f"short of cache with separate ways: {', '.join(short)}", Action.ROLLBACK)
             known = next(
                 (p for p in self.now.pauses if p.domain == pair.domain), WaysPause(pair.domain, 0.0, 0)
             )
@@ -268,7 +268,7 @@ class _Tick:
                 settings[name] = _with_mask(settings[name], pair.domain, mask)
                 own[name] = max(own.get(name, 0), pair.layout.ways(name))
                 others = [each for each, _ in pair.layout.masks if each != name]
-                text = f"{pair.layout.ways(name)} ways of domain {pair.domain} of its own, apart from "
+                text = f"{pair.layout.ways(name)} separate ways in domain {pair.domain}, not shared with "
                 text += ", ".join(others)
                 pool = next((each for each in pair.layout.pooled if name in each), ())
                 if len(pool) > 1:

@@ -29,7 +29,7 @@ BEGIN_MBW_PCT: Final = 60
 ROOM: Final = 1.10
 """Score of all LRAs above which a step of cache or bandwidth is given back."""
 STILL_ROOM: Final = 1.03
-"""Score that all LRAs must keep for such a step to stand."""
+"""Least score of every LRA at the end of the trial of a step given back; below it, the step is reverted."""
 MUCH_ROOM: Final = 1.18
 """Score above which more than one step is given back at once."""
 SLIGHT: Final = 0.96

@@ -20,7 +20,7 @@ from perphd.domain.reading import available
 MODEST: Final = 0.3
 """Least chance of success at which an LRA loses one core to batch, if batch has few cores."""
 ODDS_PER_CORE: Final = 0.085
-"""Least odds of success of such a trial for each core that batch has.
+"""Least odds, for each core that batch has, that taking one core from an LRA for batch succeeds.
 
 The less one more core adds for batch, the safer the trial must be.
 """
@@ -116,7 +116,7 @@ class SharedCores:
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < FAIR) + (not needed)]:
             return member.cores, "perhaps more than enough; waiting before giving back a core"
-        return member.cores - 1, f"a {guess:.0%} chance that one core less is enough"
+        return member.cores - 1, f"one core less is enough with a chance of {guess:.0%}"
 
     def expected(self, member: Member, cores: int) -> float:
         """The score with ``cores`` cores: measured for the present number, else expected."""

@@ -287,10 +287,9 @@ class PartitionedTick:
             if count < member.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
                 kept = self.cores.chance(member, count)
-                draft.reason = (
-                    f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
-                    f"a {kept:.0%} chance that it keeps its target"
-                )
+                lost = f"gives up {member.cores - count} of {member.cores} cores"
+                kept_words = f"keeps its target with a chance of {kept:.0%}"
+                draft.reason = f"{lost} and {kept_words}; below target: {', '.join(takers)}"
             elif count <= member.cores and draft.action is Action.GROW:
                 draft.action = Action.GROW if self.cache.moved else Action.HOLD
 

@@ -67,7 +67,7 @@ WELL_KNOWN: Final = 6
 """Number of samples whose mean shows whether a setting meets the target."""
 MOST_TRIED: Final = 12
 ALL_AT_ONCE: Final = "batch is restricted in every resource at once"
-ENOUGH: Final = "limit of changes within the last minutes reached"
+ENOUGH: Final = "the limit of recent changes is reached"
 _WEIGHT_OF_IDLE: Final = 0
 
 
@@ -238,8 +238,10 @@ def checked(
         return reach, Move(Action.GROW, strongest, "nothing else has helped enough: " + ALL_AT_ONCE)
     chosen = cheapest_of_the_best(reach.tried, current)
     reach = _settled(reach, now_s)
-    action = Action.HOLD if chosen == current else Action.ROLLBACK
-    return reach, Move(action, chosen, told(reach, now_s))
+    if chosen == current:
+        return reach, Move(Action.HOLD, current, told(reach, now_s))
+    action = Action.ROLLBACK if inferer.asks_no_more(chosen, current) else Action.GROW
+    return reach, Move(action, chosen, "back to the best setting: " + told(reach, now_s))
 
 
 def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:
@@ -304,7 +306,7 @@ def _scatter(tried: Sequence[Tried]) -> float:
 
 
 def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
-    """True if this setting was significantly better than all others, or is the first one of the episode."""
+    """True if the setting ``left`` was significantly better than all others, or the only one of the episode."""
     others = [t for t in tried if t.allocation != left]
     judged = [t for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
     if not others or not judged:

@@ -36,12 +36,12 @@ SURPRISE_SIGMA = 2.0
 
 MINOR_PART = 0.3
 """Exponent on the slowdown factor if cache and bandwidth are not the main cause."""
-SEEN_NOW = "as slow as now, less the restriction of batch"
+SEEN_NOW = "the present slowdown, reduced as far as batch is restricted"
 """Basis of a rescue's corrections to the model's predictions."""
 KEPT_BEFORE = "it kept the target here before"
 """Reason given for an allocation that was measured to be enough."""
 AS_GOOD = 0.97
-"""Ratio to a higher score that misses the target, from which a score counts as equal to it."""
+"""Ratio of a predicted score to the measured one, both below the target, from which the two count as equal."""
 
 
 @dataclass(frozen=True, slots=True)

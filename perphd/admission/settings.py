@@ -1,4 +1,4 @@
-"""Every threshold, rate and delay of the policies: config table ``[policy]``, units in the names."""
+"""Every threshold, rate and delay of the policies: config tables ``[policy]`` and ``[tuning.policy]``."""
 
 from __future__ import annotations
 
@@ -148,7 +148,6 @@ class PolicySettings:
         1000.0,
         "hosts",
         "penalty for missing a target, in host-equivalents of batch work; higher values make reductions more cautious",
-        expert=False,
     )
     regret_s: float = _key(
         60.0,
@@ -163,7 +162,6 @@ class PolicySettings:
         60.0,
         "1/h",
         "maximum number of exploration steps per hour, of one unit each, made while there is slack; 0: none",
-        expert=False,
     )
     step_aside_calm_s: float = _key(
         300.0,
@@ -179,6 +177,7 @@ class PolicySettings:
         default=True,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "confine a streaming batch job to the smallest cache mask, and to fewer of batch's cores, if the "
             "batch jobs together gain by it",
         },
@@ -209,6 +208,7 @@ class PolicySettings:
         default=False,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "forecast load growth of an LRA by season or trend, and give it idle resources in advance",
         },
     )
@@ -257,6 +257,7 @@ class PolicySettings:
         default=True,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "restrict newly started batch pre-emptively if the model predicts harm",
         },
     )
@@ -264,6 +265,7 @@ class PolicySettings:
         default=True,
         metadata={
             "unit": "",
+            "expert": True,
             "doc": "if batch ran before an LRA's reference was learned, protect the LRA strongly for a few seconds to "
             "learn it",
         },
@@ -286,7 +288,7 @@ class PolicySettings:
         1.0,
         50.0,
         "%",
-        "how far below batch's use perphd lowers its memory.high, in guarded steps",
+        "how far below batch's use perphd lowers batch's memory.high, in guarded steps",
     )
     memory_reserve_pct: float = _key(
         5.0, 0.0, 50.0, "%", "share of the host's memory left unassigned when memory is divided"
@@ -307,7 +309,7 @@ def without_trials(settings: PolicySettings) -> PolicySettings:
 
 
 def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:
-    """The settings for one LRA: the host's, overridden by its own table ``[lra.policy]``."""
+    """The settings for one LRA: the host's, overridden by its own table ``[lra.tuning]``."""
     return replace(settings, **dict(spec.policy)) if spec.policy else settings  # type: ignore[arg-type]
 
 

@@ -39,7 +39,8 @@ Errors of the noise estimate in one direction raise the rate more than opposite 
 with a long correlation of the noise.
 """
 FAR_FROM, FAR_BY, FAR_MOST = 1.7, 1.5, 2.0
-"""Factor on the rate aimed at for distant targets: 1.5 for each standard deviation above 1.7, up to 2.
+"""Factor on the rate aimed at if the target is more than 1.7 standard deviations from the undisturbed signal: from 1 it
+grows by 1.5 for each further standard deviation, up to 2.
 
 Found by the same simulation. The verdict on such targets also waits for a sample clearly beyond the target, which alone
 would halve the rate or more.
@@ -166,9 +167,9 @@ def weigh(
     Args:
         known: baselines of work and delay.
         seen: the sample.
-        per_day: accepted false alarms.
+        per_day: accepted false alarms per day.
         period_s: time between samples.
-        spend: present factor on that rate.
+        spend: present factor on ``per_day``.
         large_k: slack of the CUSUM for large shifts.
         ticks: least number of samples for an alarm.
         interval_s: length of the sample in seconds.

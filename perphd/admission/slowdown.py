@@ -29,10 +29,10 @@ _PHASE: Final = 1.1  # growth of cycles per instruction worth mentioning
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Result for one sample.
+    """Effect of neighbours in one sample.
 
-    ``slow``: harm by neighbours, if any. ``counted``: LLC, MBW or SMT (else NONE), and the relative growth of time per
-    instruction.
+    ``slow``: harm for which neighbours are blamed, if any. ``counted``: the cause according to the processor's counters
+    (LLC, MBW or SMT; else NONE), and the relative growth of time per instruction.
     """
 
     channels: Channels
@@ -77,8 +77,8 @@ def look(
 
 def _against(slow: Slowdown) -> Evidence:
     text = (
-        f"time per unit of work is {slow.ratio:.2f} x the value before neighbours became active, by its {slow.by}; "
-        f"chance of being a phase of its own: {slow.chance:.1g}"
+        f"time per unit of work, by its {slow.by}, is {slow.ratio:.2f} x the value before neighbours became active; "
+        f"chance that the application itself changed: {slow.chance:.1g}"
     )
     return Evidence("slowdown", slow.ratio, 1.0, "x", text)
 
@@ -109,7 +109,7 @@ def _divided(
     rest = perf.work / usual.value / (load * waiting)
     longer = "slower instructions"
     if slow is None and rest < 1.0 / _PHASE:
-        longer += ", a phase of its own: no activity of neighbours coincides with it"
+        longer += ", a change of the application: no activity of neighbours coincides with it"
     text = f"of the usual; threads that want to run x {load:.2f}, share of them that runs x {waiting:.2f}, {longer}"
     text = f"x {perf.work / usual.value:.2f} {text}: x {rest:.2f}"
     evidence.append(Evidence("fall of mips", perf.work, usual.value, "MIPS", text))

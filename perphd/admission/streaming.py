@@ -56,7 +56,7 @@ PATIENCE: Final = 3
 """Multiple of the needed samples after which an undecided trial ends."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
-"""Share of all batch's cache misses from which confining a job may benefit the others."""
+"""Least share of all batch's cache misses that a job must cause for its confinement to benefit the others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
 SOON: Final = 0.25
@@ -285,8 +285,8 @@ class _Tick:
     def _let_go(self, name: str, kind: Confinement, why: str, former: CoreCap | None = None) -> None:
         """End a confinement; ``former``: a cap that remains."""
         self._confine(name, kind, confined=False, cap=former)
-        what = "its share of the cache" if kind is Confinement.LEAST_CACHE else "batch's cores"
-        text = f"getting {what} back: {why}"
+        what = "its share of the cache is" if kind is Confinement.LEAST_CACHE else "batch's cores are"
+        text = f"{what} returned: {why}"
         self.outcomes.append(_outcome(name, self.at_s, self.at_s, True, text))
 
     def _confine(self, name: str, kind: Confinement, *, confined: bool, cap: CoreCap | None) -> None:

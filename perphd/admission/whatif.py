@@ -39,9 +39,7 @@ def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> Wh
     reasons += [effect.text for effect in effects if not effect.bearable]
     reasons += _memory(snapshot, arrival, settings)
     shares = [best.batch_cores for _, best in found if best is not None]
-    batch: Reading = (
-        min(shares) if shares else Unavailable("no prediction of sharing this host is available yet")
-    )
+    batch: Reading = min(shares) if shares else Unavailable("no LRA here has a prediction yet")
     wanted = min(batch_demand_cores(snapshot) + arrival.cpu_cores, float(total_cores(snapshot)))
     if available(batch) and batch < STARVED_SHARE * wanted:
         reasons.append(f"all batch together would get about {batch:.1f} of the {wanted:.1f} cores it wants")

@@ -1,4 +1,4 @@
-"""The composition root: assembles an agent on this machine or on a simulated one."""
+"""The composition root: opens the parts of an agent on this machine or on a simulated one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.egress import EgressCeiling, EgressRule
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
 from perphd.agent.agent import Agent
+from perphd.agent.assembly import assemble
 from perphd.agent.devices.hints import HINTS, Hints
 from perphd.agent.devices.latency import DiskLatency
 from perphd.agent.fitting import Fitting
@@ -25,12 +26,13 @@ from perphd.agent.jobs import Jobs
 from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.agent.model_setup import forecast_reader, open_models
 from perphd.agent.oom_order import OomOrder
+from perphd.agent.optional_parts import batch_queue, device_backoff, runtime_folder
+from perphd.agent.parts import Parts
 from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard, SliOpener
-from perphd.agent.state import Parts
 from perphd.agent.tally import Tally
 from perphd.agent.trials import Trials, configured_modes
 from perphd.agent.triggers import EarlyTicks
@@ -59,8 +61,6 @@ from perphd.host.perf_events import PerfOpener
 from perphd.host.pmu import read_event_codes
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import ProcessDelays, RunDelayReader
-from perphd.host.systemd import is_systemd
-from perphd.host.systemd_bus import CallingBus
 from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
@@ -70,7 +70,7 @@ from perphd.host.topology import Processors, read_topology
 from perphd.isolation.ending import Ender
 from perphd.isolation.executor import Executor
 from perphd.isolation.instances import OtherInstances
-from perphd.isolation.journal import Journal, this_boot
+from perphd.isolation.journal import Journal
 from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
@@ -81,8 +81,6 @@ from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
 
 if TYPE_CHECKING:
-    from perphd.agent.devices.backoff import DeviceBackoff, WatchedDevices
-    from perphd.agent.queue.batch_queue import BatchQueue
     from perphd.batch.runner import JobRunner
 
 log = logging.getLogger("perphd")
@@ -97,7 +95,35 @@ POLICIES: dict[str, Callable[[Config], Policy]] = {
 }
 
 
-def build_agent(
+class PartOptions(TypedDict, total=False):
+    """The optional arguments of ``build_parts``."""
+
+    fs: KernelFs | None
+    opener: EventOpener | None
+    sli_opener: SliOpener | None
+    clock: Callable[[], float] | None
+    wall_clock: Callable[[], float]
+    capabilities: Capabilities | None
+    store: bool
+    policy: Policy | None
+    delays: ProcessDelays | None
+    runner: JobRunner | None
+
+
+def build_agent(config: Config, **options: Unpack[PartOptions]) -> Agent:
+    """Build an agent that is ready for its first tick, without writing to the kernel.
+
+    Args:
+        config: the checked configuration.
+        options: see ``build_parts``, which opens what the agent needs.
+
+    Raises:
+        PerphError: the state directory cannot be used, or another daemon holds its journal.
+    """
+    return assemble(config, build_parts(config, **options), options.get("clock"))
+
+
+def build_parts(
     config: Config,
     *,
     fs: KernelFs | None = None,
@@ -110,8 +136,8 @@ def build_agent(
     policy: Policy | None = None,
     delays: ProcessDelays | None = None,
     runner: JobRunner | None = None,
-) -> Agent:
-    """Build an agent that is ready for its first tick, without writing to the kernel.
+) -> Parts:
+    """Open the parts of an agent, without writing to the kernel.
 
     Args:
         config: the checked configuration.
@@ -209,17 +235,19 @@ def build_agent(
     reader = forecast_reader(config, fs, topology) if clock is not None else ""
     forecasts = _forecasts(config, records, clock, wall_clock, kept, reader) if clock is not None else None
     # A simulated host keeps its own files: those beside the socket may belong to this machine's daemon.
-    hinting = (_runtime_folder(config) if real else Path(config.daemon.state_dir).absolute()) / HINTS
+    hinting = (runtime_folder(config) if real else Path(config.daemon.state_dir).absolute()) / HINTS
     hints = Hints(hinting)
     wanted = real or runner is not None
     measured = _with_bandwidth(config, topology, bounds)
     queue = (
-        _queue(measured, fs, hierarchies, units, topology, wall_clock, runner, hinting) if wanted else None
+        batch_queue(measured, fs, hierarchies, units, topology, wall_clock, runner, hinting)
+        if wanted
+        else None
     )
     parts = Parts(
         topology=topology,
         processors=processors,
-        capabilities=capabilities,
+        capabilities_now=lambda: look_again(fs, capabilities),
         monitor=monitor,
         host_load=host_load,
         accounts=accounts,
@@ -248,7 +276,6 @@ def build_agent(
         ),
         bounds=bounds,
         actuators=lambda: _actuators(fs, config.daemon.state_dir),
-        capabilities_now=lambda: look_again(fs, capabilities),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         residence=Residence(fs, hierarchies),
         oom_order=OomOrder(fs, hierarchies),
@@ -269,7 +296,7 @@ def build_agent(
         if real and clock is not None
         else None,
         queue=queue,
-        backoff=_backoff(config, fs, hierarchies, bounds),
+        backoff=device_backoff(config, fs, hierarchies, bounds),
         hints=hints,
         disk_latency=DiskLatency(fs),
         owned=(
@@ -292,37 +319,7 @@ def build_agent(
     )
     if kept is not None:
         kept.start()
-    return Agent(config, parts, clock)
-
-
-def _backoff(
-    config: Config, fs: KernelFs, hierarchies: Hierarchies, bounds: Actuators
-) -> DeviceBackoff | None:
-    """Backoff from contended devices, as configured; None if the configuration names no devices."""
-    watched: list[WatchedDevices] = []
-    if config.contention.disks:
-        from perphd.agent.devices.disks import ContendedDisks
-
-        watched.append(ContendedDisks(fs, hierarchies))
-    if config.contention.links and config.network.names:
-        from perphd.agent.devices.links import ContendedLinks
-
-        full_ratio = config.network.saturated_pct / 100.0
-        watched.append(ContendedLinks(fs, hierarchies, config.network.names, full_ratio))
-    if config.contention.memory_bandwidth:
-        from perphd.agent.devices.memory import ContendedMemory
-
-        watched.append(ContendedMemory(bounds.mba_levels_pct, config.queue.memory_bandwidth_bytes))
-    if not watched:
-        return None
-    from perphd.agent.devices.backoff import DeviceBackoff
-
-    return DeviceBackoff(watched)
-
-
-def _runtime_folder(config: Config) -> Path:
-    """The folder of the socket and of files that workloads may read."""
-    return Path(config.daemon.socket).absolute().parent
+    return parts
 
 
 def _with_bandwidth(config: Config, topology: Topology, bounds: Actuators) -> Config:
@@ -337,38 +334,6 @@ def _with_bandwidth(config: Config, topology: Topology, bounds: Actuators) -> Co
     if whole is None:
         return config
     return replace(config, queue=replace(config.queue, memory_bandwidth_bytes=int(whole)))
-
-
-def _queue(
-    config: Config,
-    fs: KernelFs,
-    hierarchies: Hierarchies,
-    units: CallingBus | None,
-    topology: Topology,
-    wall_clock: Callable[[], float],
-    runner: JobRunner | None,
-    hints: Path,
-) -> BatchQueue | None:
-    """The batch queue on this machine, on systemd if available, else on control groups."""
-    if not config.queue.enabled:
-        return None
-    from perphd.agent.queue.batch_queue import FOLDER, BatchQueue  # loaded only on hosts with a queue
-    from perphd.isolation.job_groups import JobGroups
-    from perphd.isolation.job_units import JobUnits
-
-    state_dir, boot = Path(config.daemon.state_dir).absolute(), this_boot()
-    if runner is not None:
-        pass
-    elif is_systemd(fs):
-        runner = JobUnits(units if units is not None else open_bus(), topology.memory_bytes)
-    else:
-        runner = JobGroups(hierarchies, state_dir / FOLDER / "units", boot, topology.memory_bytes)
-
-    def capacity() -> tuple[float, float]:
-        return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)
-
-    slots = _runtime_folder(config) / "slots"
-    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity, slots, hints)
 
 
 def _journal(config: Config, instances: OtherInstances | None) -> Journal:
@@ -431,7 +396,7 @@ def probe_elsewhere(
     fs: KernelFs, hierarchies: Hierarchies, opener: EventOpener | None = None
 ) -> Capabilities:
     """Capabilities of a host whose files alone are available (``host.root``); system calls cannot probe it."""
-    reason = "only this host's files are available, below host.root"
+    reason = "only this host's files are available, below tuning.host.root"
 
     def events(directory: str) -> EventSupport:
         if opener is not None:

@@ -247,7 +247,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
             recovered.append(f"{recovery_s:.0f} s after {act.job.name} arrived")
     console.print()
     if groups := _groups(host):
-        problems.append(f"{', '.join(groups)} is left in resctrl")
+        problems.append(f"groups left in resctrl: {', '.join(groups)}")
     strange = sorted(path for path in written - original.keys() if not path.startswith(MOUNT_POINT))
     problems += [f"{path} was written, but is no file that perphd may write" for path in strange]
     problems += [

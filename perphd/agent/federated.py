@@ -7,9 +7,9 @@ more often than applications change; without another one they stay for an hour, 
 late. A new replica also starts from this host's own document, unless that may hold the replica's own statements.
 
 When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
-tries the start. A folder without documents may not be mounted yet and is read again later. After models were saved, the
-same thread replaces this host's document. The origin of each start is stored beside the models, for
-``perphctl model origin``.
+tries the start. A folder without documents may not be mounted yet and is read again later. So is one whose documents
+are mostly dated in the future, because then this host's clock is behind. After models were saved, the same thread
+replaces this host's document. The origin of each start is stored beside the models, for ``perphctl model origin``.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ from perphd.domain.wire import decode, encode
 from perphd.federated.contribution import Contribution, Statistic, fitting, spoken
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION, ContributionLedger
-from perphd.federated.pooling import Asking, Pooled
+from perphd.federated.pooling import Asking, Pooled, ahead
 from perphd.federated.replicas import EARLIER, last_here, of_present
-from perphd.host.fs import KernelFs, RealFs
+from perphd.host.fs import KernelFs
 from perphd.host.pmu import processor_name
 from perphd.host.state_files import replace_text
-from perphd.host.topology import read_topology
 from perphd.predictor import LraModel
 from perphd.predictor.corrections import is_told
 from perphd.predictor.federated import CHANNELS, KIND, contributed, pooled, start, topic_of
@@ -62,6 +61,9 @@ BEHIND: Final = "on trial, but so far worse than learning alone, which is in use
 KEPT: Final = "kept: it was not worse than learning alone"
 LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this host know the application"
+BEHIND_OTHERS: Final = (
+    "other hosts' models wait: most are dated in the future, so this host's clock must be behind"
+)
 AGAIN_S: Final = 60.0
 """Seconds after which a folder without documents is read again."""
 
@@ -107,7 +109,7 @@ class _Read:
     """Result of one look at the folder.
 
     ``answers``: answers by LRA; None if the contributions about the LRA cannot be used. ``is_empty``: no other
-    host's document could be read.
+    host's document could be read, or this host's clock is behind.
     """
 
     answers: Mapping[str, _Answer | None]
@@ -163,6 +165,7 @@ class Federated:
         """When each application of ``_said`` was last on this host, in seconds since the epoch."""
         self._taken_back: set[tuple[str, str]] = set()
         self._scores_s: int | None = None
+        self._ahead: frozenset[str] = frozenset()
         self._again_s = -math.inf
         self._generation = 0
         self._unwritten = ""
@@ -235,6 +238,9 @@ class Federated:
                     topic_of(each.application, channel) for each in asked.values() for channel in CHANNELS
                 }
                 ledger, problems = self._folder.read(topics)
+                if self._is_behind(ledger):
+                    future.set_result(_Read({}, (*problems, BEHIND_OTHERS), True))
+                    return
                 answers: dict[str, _Answer | None] = {}
                 for lra, each in asked.items():
                     try:
@@ -250,6 +256,15 @@ class Federated:
 
         if not self._runs(read):
             self._reading = None
+
+    def _is_behind(self, ledger: ContributionLedger) -> bool:
+        """True if this host's clock is behind. Else logs each host once that is ahead."""
+        hosts, is_behind = ahead(ledger, self._name, self._wall_clock())
+        for name in () if is_behind else sorted(hosts - self._ahead):
+            path = self._folder.folder / f"{name}.json"
+            log.warning("%s: not used: it is dated in the future; check the clock of that host", path)
+        self._ahead = hosts
+        return is_behind
 
     def _answer(self, lra: str, asked: _Asked, ledger: ContributionLedger) -> _Answer:
         here = self._membership
@@ -269,7 +284,8 @@ class Federated:
         if not told.sources and not told.left_out:
             return ""
         words = self._words(told) if began else ""
-        self._keep(_origin(lra, words, told, answer.at_unix_s, 0 if work is None else len(work.y)))
+        points = 0 if work is None else len(work.y)
+        self._keep(ModelOrigin(lra, words, "", answer.at_unix_s, points, *origin_hosts(told)))
         return words
 
     def _words(self, told: Pooled) -> str:
@@ -439,22 +455,6 @@ def _asked(lra: str, met: _Met, version: str) -> _Asked:
     return _Asked(met.counted_by, version, met.application, met.application != lra and not met.again)
 
 
-def document_of(
-    files: Iterable[ModelFile], forecasts: Path, folder: ContributionFolder, now_unix_s: float
-) -> Contribution:
-    """This host's document about saved models and forecast scores, with a later generation than the one in
-    the folder.
-    """
-    fs = RealFs()
-    topology = read_topology(fs)
-    hardware, name = hardware_of(fs, topology), contributor_name(this_host())
-    said = spoken(each for file in files for each in contributed(file, hardware.threads_per_core))
-    statistics = [*said, *read_scores(forecasts)]
-    before = folder.own(name)
-    generation = max(int(now_unix_s), before.generation + 1 if before is not None else 0)
-    return Contribution(name, min(generation, EVERY_GENERATION), now_unix_s, hardware, fitting(statistics))
-
-
 def open_federated(
     config: Config,
     fs: KernelFs,
@@ -478,7 +478,7 @@ def open_federated(
 
 
 def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
-    """The worker's argument: the host under whose name the worker reads contributions, as text."""
+    """The worker's argument: this host, for which the worker reads contributions, and their folder; as text."""
     keys = config.federated
     folder, name = str(Path(keys.folder).absolute()), contributor_name(this_host())
     return reader_text(Reader(folder, name, hardware_of(fs, topology), keys.expire_days * 86400.0))
@@ -493,7 +493,3 @@ def hardware_of(fs: KernelFs, topology: Topology) -> Hardware:
         min(max(len(topology.usable) / cores, 1.0), 8.0),
         sum(domain.size_bytes for domain in topology.l3_domains),
     )
-
-
-def _origin(lra: str, words: str, told: Pooled, now_unix_s: float, points: int) -> ModelOrigin:
-    return ModelOrigin(lra, words, "", now_unix_s, points, *origin_hosts(told))

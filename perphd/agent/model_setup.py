@@ -45,7 +45,7 @@ def open_models(
 
 
 def forecast_reader(config: Config, fs: KernelFs, topology: Topology) -> str:
-    """The worker's argument: the host for which it reads other hosts' scores; empty without a folder."""
+    """The worker's argument: this host and the folder of contributions, as text; empty without a folder."""
     if not config.federated.folder:
         return ""
     from perphd.agent import federated

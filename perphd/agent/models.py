@@ -13,14 +13,14 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from perphd import __version__
 from perphd.agent.model_life import Life, Versions, Written, counted_otherwise, misfit, sli_of, unusable
+from perphd.agent.model_writer import ModelWriter
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.belief import ModelOrigin, ModelSummary
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from perphd.agent.federated import Federated
 
 log = logging.getLogger("perphd")
-
-_T = TypeVar("_T")
 
 CLOCK_SLACK_S = 60.0
 """Seconds by which a file's time may lie in the future. Beyond that, the clock was set back."""
@@ -91,8 +89,7 @@ class Models:
         self._llc_ways, self._versions, self._federated = llc_ways, versions, federated
         self._lives: dict[str, Life] = {}
         self._due_s: float | None = None
-        self._writer: ThreadPoolExecutor | None = None
-        self._writing: Future[Sequence[Written]] | None = None
+        self._writer = ModelWriter()
 
     def model(self, lra: str) -> LraModel:
         """The LRA's model, created at first use."""
@@ -149,6 +146,8 @@ class Models:
         if self._versions is None:
             return
         for spec, life in self._longest_unseen(specs, now_s):
+            if self._writer.is_busy:
+                return  # the disk is slow: the next tick checks again
             life.looked_s = now_s
             version = self._versions.look(spec)
             if isinstance(version, Unavailable) or version == life.version:
@@ -214,7 +213,7 @@ class Models:
             life.origin = f"started from version {life.version}"
         if self._federated is not None:
             self._federated.change_version(spec.name, life.version, version, earlier.file is not None)
-        self._writing = self._in_writer(self._keep, old)
+        self._writer.start(self._keep, old)
         life.saved_samples = -1  # must be saved, however much it has learned
         self._due_s = now_s
         self._records.event(Event(now_s, EventKind.WORKLOAD, said, spec.name))
@@ -244,7 +243,7 @@ class Models:
         self._collect(now_s)
         if self._due_s is None:
             self._due_s = now_s + every_s
-        if every_s <= 0 or now_s < self._due_s or self._writing is not None:
+        if every_s <= 0 or now_s < self._due_s or self._writer.has_result:
             return
         self._due_s = now_s + every_s
         files = self._changed(specs, now_s)
@@ -252,7 +251,7 @@ class Models:
             if self._federated is not None:
                 self._federated.contribute_scores(self._present())
             return
-        self._writing = self._in_writer(self._write, files)
+        self._writer.start(self._write, files)
 
     def close(self, specs: Iterable[WorkloadSpec], now_s: float, save: bool) -> None:
         """Close; save changes first unless ``save`` is False."""
@@ -261,8 +260,7 @@ class Models:
         self._wait(now_s)
         if save:
             self._report(self._write(self._changed(specs, now_s)), now_s)
-        if self._writer is not None:
-            self._writer.shutdown()
+        self._writer.close()
 
     def summary(self, spec: WorkloadSpec) -> ModelSummary:
         """A summary of the LRA's model."""
@@ -366,7 +364,7 @@ class Models:
             file = self._file(life.spec, now_s)
         self._drop(lra, now_s, with_versions=False)
         if file is not None:
-            self._writing = self._in_writer(partial(self._keep_gone, tuple(self._lives)), file)
+            self._writer.start(partial(self._keep_gone, tuple(self._lives)), file)
 
     def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
         """Restart the model of an LRA if another kind of SLI now counts its work."""
@@ -470,19 +468,16 @@ class Models:
         self._files.drop_gone(present, self._wall_clock())
         return ()
 
-    def _in_writer(self, write: Callable[[_T], Sequence[Written]], what: _T) -> Future[Sequence[Written]]:
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="perphd-models")
-        return self._writer.submit(write, what)
+    async def written(self) -> None:
+        """Wait for the disk; ``take``, ``reset`` and ``forget`` would otherwise block the event loop."""
+        await self._writer.idle()
 
     def _collect(self, now_s: float) -> None:
-        if self._writing is not None and self._writing.done():
+        if not self._writer.is_busy:
             self._wait(now_s)
 
     def _wait(self, now_s: float) -> None:
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            self._report(writing.result(), now_s)
+        self._report(self._writer.result(), now_s)
 
     def _report(self, done: Sequence[Written], now_s: float) -> None:
         for written in done:

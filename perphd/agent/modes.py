@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from perphd.agent.state import State, unknown_workload
+from perphd.agent.announcer import Announcer
+from perphd.agent.pauses import Pauses
+from perphd.agent.planned import PlannedSettings
+from perphd.agent.trials import Trials
+from perphd.agent.workload_list import WorkloadList
 from perphd.domain.control import Actor, Pause
 from perphd.domain.event import EventKind
 from perphd.domain.workload import Mode, WorkloadSpec
+from perphd.isolation.executor import Executor
 from perphd.trial.record import End
 
 
 class Modes:
     """The modes in force. ``general``: the mode of workloads without their own."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self.general = state.config.daemon.mode
+    def __init__(
+        self,
+        general: Mode,
+        *,
+        workloads: WorkloadList,
+        pauses: Pauses,
+        trials: Trials,
+        executor: Executor,
+        planned: PlannedSettings,
+        announcer: Announcer,
+    ) -> None:
+        self._workloads, self._pauses, self._trials = workloads, pauses, trials
+        self._executor, self._planned, self._announcer = executor, planned, announcer
+        self.general = general
         self._own: dict[str, Mode] = {}
         self._halted = False  # after a restore: overrides the modes of single workloads
 
@@ -25,10 +41,10 @@ class Modes:
         workload's own mode is observe; the mode set at run time; observe after a restore; the workload's own mode; the
         general mode.
         """
-        if self._state.parts.pauses.any and self.pause_of(spec) is not None:
+        if self._pauses.any and self.pause_of(spec) is not None:
             return Mode.OBSERVE
         own = self.own(spec)
-        wanted = self._state.parts.trials.mode
+        wanted = self._trials.mode
         if wanted is not None and own is not Mode.OBSERVE:
             return wanted
         return own if own is not None else self.general
@@ -38,52 +54,39 @@ class Modes:
         own = None
         if self._own:
             own = self._own.get(spec.name)
-            if own is None and (found := self._state.found.get(spec.name)) is not None:
-                own = self._own.get(found.declaration)
+            if own is None and (declaration := self._workloads.declaration_of(spec.name)) is not None:
+                own = self._own.get(declaration)
         if own is None:
             own = Mode.OBSERVE if self._halted else spec.mode
         return own
 
     def pause_of(self, spec: WorkloadSpec) -> Pause | None:
         """The pause that applies to a workload."""
-        found = self._state.found.get(spec.name)
-        return self._state.parts.pauses.of(spec.name, None if found is None else found.declaration)
+        return self._pauses.of(spec.name, self._workloads.declaration_of(spec.name))
 
     def set(self, mode: Mode, workload: str | None, by: Actor | None = None) -> None:
         """See ``Agent.set_mode``."""
-        state = self._state
         if workload is not None:
-            self.names(workload)
+            self._workloads.denoted(workload)
         self.end_trial(f"the mode of {workload or 'all workloads'} was set to {mode} by hand", by)
         if workload is None:
             self.begin(mode)
         else:
-            if workload in state.declared:
+            if workload in self._workloads.declared:
                 self.forget_declaration(workload)
             self._own[workload] = mode
-        state.parts.executor.forget_conflicts()
+        self._executor.forget_conflicts()
         who = workload if workload is not None else "all workloads"
-        state.tell(EventKind.MODE, f"{who}: {mode}", workload or "", by)
+        self._announcer.tell(EventKind.MODE, f"{who}: {mode}", workload or "", by)
 
     def end_trial(self, why: str, by: Actor | None = None) -> None:
         """End a running trial, because its remainder would be another experiment."""
-        ended = self._state.parts.trials.end(End.CHANGED, why, "" if by is None else str(by))
+        ended = self._trials.end(End.CHANGED, why, "" if by is None else str(by))
         if ended is not None:
-            self._state.planned = None
-            self._state.tell(EventKind.TRIAL, f"trial {ended.plan.trial} ended ({End.CHANGED}): {why}", by=by)
-
-    def names(self, workload: str) -> tuple[str, ...]:
-        """The workloads that a name denotes: the workload itself, or those found for a declaration.
-
-        Raises:
-            ConfigError: no workload and no declaration has this name.
-        """
-        state = self._state
-        if workload in state.declared:
-            return tuple(one for one, known in state.found.items() if known.declaration == workload)
-        if workload in state.specs:
-            return (workload,)
-        raise unknown_workload(workload, state.declared | state.specs)
+            self._planned.discard()
+            self._announcer.tell(
+                EventKind.TRIAL, f"trial {ended.plan.trial} ended ({End.CHANGED}): {why}", by=by
+            )
 
     def begin(self, mode: Mode) -> None:
         """Set this mode for all workloads, and clear the modes of single workloads."""
@@ -102,10 +105,7 @@ class Modes:
 
     def forget_declaration(self, declaration: str) -> None:
         """Forget the modes set for this declaration and the workloads found for it."""
-        state = self._state
-        others = state.specs.keys() - {
-            one for one, known in state.found.items() if known.declaration == declaration
-        }
+        others = self._workloads.specs.keys() - set(self._workloads.found_for(declaration))
         for name in [one for one in self._own if one == declaration or one.startswith(f"{declaration}.")]:
             if name not in others:
                 del self._own[name]

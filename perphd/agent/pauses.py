@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -86,6 +87,18 @@ class Pauses:
         pause = Pause(workload, now_s, None if for_s is None else now_s + for_s, reason, by)
         await self._keep(lambda now: now | {workload: pause})
         return pause
+
+    def begin_now(self, reason: str, by: str) -> Future[None]:
+        """Pause all workloads at once and store the pause afterwards, so that a slow disk does not prolong harm.
+
+        The future raises ConfigError if the pause cannot be stored; it then ends with this process.
+        """
+        self._set = self._set | {"": Pause("", self._wall_clock(), None, reason, by)}
+        if self._path is not None:
+            return self._files.replace(self._path, _text(self._set))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     async def end(self, workload: str | None) -> tuple[Pause, ...]:
         """End the pause of a workload ("": the general one; None: every pause). Returns the ended pauses.

@@ -346,6 +346,6 @@ class Notifier:
             if not self._failed:
                 what = text.partition("\n")[0]
                 log.error(
-                    "cannot notify systemd of %s: %s; this is logged once and retried every time", what, exc
+                    "cannot notify systemd of %s: %s; further failures are not logged, but retried", what, exc
                 )
             self._failed = True

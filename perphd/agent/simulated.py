@@ -1,4 +1,4 @@
-"""The embedded simulated host: its SLI sources, and ``[host] kind = "simulated"``."""
+"""The embedded simulated host: its SLI sources, and ``[tuning.host] kind = "simulated"``."""
 
 from __future__ import annotations
 

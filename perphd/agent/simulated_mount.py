@@ -1,8 +1,8 @@
 """A simulated server as a directory: kernel files through FUSE, workloads in real time, a daemon beside it.
 
 The mount resembles the root of a host: ``proc``, ``sys/fs/cgroup``, ``sys/fs/resctrl``,
-``sys/devices/system``, and ``run/perphd-sim/NAME`` with the indicators of every application. ``[host] root``
-points a daemon to it.
+``sys/devices/system``, and ``run/perphd-sim/NAME`` with the indicators of every application. ``[tuning.host]
+root`` points a daemon to it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SLI_PERIOD_S: Final = 0.5
 RDT: Final = "rdt"
 """The machine whose cache ways and memory bandwidth affect its workloads."""
 PLAIN: Final = "plain"
-"""The same machine without resctrl."""
+"""The machine of ``RDT`` without resctrl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,9 @@ def _check_mountpoint(directory: str) -> None:
             advice = f"a mount whose process was killed is still there: umount {directory}"
         raise PerphError(f"{directory}: {exc.strerror}; {advice}") from exc
     if held:
-        raise PerphError(f"{directory}: is not empty; a mount would hide what is there")
+        raise PerphError(
+            f"{directory}: is not empty, and a mount would hide its files; give an empty directory"
+        )
 
 
 def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: str) -> str:
@@ -126,7 +128,7 @@ def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: 
         f'socket = "{state_dir}/perphd.sock"',
         'read_group = "root"',
         'admin_group = "root"',
-        "[host]",
+        "[tuning.host]",
         f'root = "{directory}"',
     ]
     for spec in workloads:

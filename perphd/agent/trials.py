@@ -74,6 +74,8 @@ class Trials:
         self._last: TrialRecord | None = None
         self._problem = ""
         self._unsaved = False
+        self._starting: str | None = None
+        """None unless a trial is being stored; otherwise why it must not begin, if anything speaks against it."""
         self._news = ""
         self._resume(configured)
 
@@ -109,16 +111,18 @@ class Trials:
     async def start(
         self, request: Request, people: Population, pauses: Sequence[Pause], by: str
     ) -> TrialRecord:
-        """Start a trial with a block in observe.
+        """Start a trial with a block in observe. Waits until it is stored, so callers hold no lock.
 
         Raises:
-            ConfigError: it cannot start; nothing has changed.
+            ConfigError: it cannot start, and nothing has changed; or something ended it while it was being stored.
         """
         now_s = self._wall_clock()
         if self._running is not None:
             raise _refused(
                 "trial", f"trial {self._running.plan.trial} is running", "perphctl trial stop ends it"
             )
+        if self._starting is not None:
+            raise _refused("trial", "another trial is just being started", "perphctl trial shows it")
         if pauses:
             raise _refused("pause", f"perphd is paused by {pauses[0].by}", "perphctl resume ends a pause")
         metrics = _metrics(people)
@@ -129,15 +133,24 @@ class Trials:
             people.left_out, request.bound_pct, people.policy, __version__, by, people.configured,
         )  # fmt: skip
         record = TrialRecord(plan)
-        await asyncio.wrap_future(self._keep(record))
-        self._prune()
+        self._starting = ""
+        try:
+            await asyncio.wrap_future(self._keep(record))
+            await asyncio.to_thread(self._prune)
+        finally:
+            why, self._starting = self._starting, None
         self._running = Running(record, now_s)
+        if why:
+            self.end(End.CHANGED, why)
+            raise _refused("trial", f"it ended at once: {why}", "perphctl trial start tries again")
         return record
 
     def end(self, how: End, text: str, by: str = "") -> TrialRecord | None:
         """End the running trial; None if there is none. The end takes effect even if it cannot be stored."""
         running = self._running
         if running is None:
+            if self._starting is not None:
+                self._starting = text
             return None
         running.end(self._wall_clock(), how, text, by)
         return self._finish(running)

@@ -321,10 +321,10 @@ def _refusal(job: QueuedJob, event: JobEvent) -> str:
             return "" if job.state.active else "it has not been started"
         case FrozenFor():
             if job.state is not JobState.RUNNING:
-                return "only a running job is frozen"
+                return "only a running job can be frozen"
             return _backoff(job, event.at_s) if event.preempted else ""
         case Thawed():
-            return "" if job.state is JobState.FROZEN else "only a frozen job is thawed"
+            return "" if job.state is JobState.FROZEN else "only a frozen job can be thawed"
         case RequeuedFor():
             if not job.state.active:
                 return "it has not been started"

@@ -102,7 +102,7 @@ def _gain(view: QueueView, host: HostLaws, job: QueuedJob, before: Saved) -> flo
 
 
 def _freed(host: HostLaws, lacking: Sequence[str], number: int) -> float:
-    """The part of the lacking resources that this job's end frees, as shares of the host."""
+    """The shares of the host that the end of job ``number`` frees, summed over the lacking resources."""
     return sum(host.expected_share(name, number) for name in lacking)
 
 

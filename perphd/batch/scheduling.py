@@ -70,7 +70,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     choice = StartChoice(view, host, tried, plan)
     while (job := choice.next()) is not None:
         if len(starts) + view.tasks(job) > room:
-            reasons[job.id] = f"{view.most_running} jobs are running, the limit ([queue] most_running)"
+            reasons[job.id] = f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
             continue
         if held_up is not None and not has_deadline(view, job):
             reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
@@ -124,7 +124,9 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
             if job.state is JobState.FROZEN:
                 thawed += [job.id] if job.id not in thawed and host.thaws(job) else []
             elif len(starts) >= room:
-                reasons[job.id] = f"{view.most_running} jobs are running, the limit ([queue] most_running)"
+                reasons[job.id] = (
+                    f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
+                )
             elif (answer := host.admission(job)).admitted:
                 starts.append(job.id)
                 host.add(job)

@@ -7,8 +7,8 @@ For each resource, the use by running jobs forms a time line (``perphd.qos.avail
 ``others`` and the peaks are the 90 % quantiles that plans and forecasts use as well. A job is assumed to run for the
 median of its remaining time. The score compares the candidate's stages with that line: it is the norm of the areas that
 the candidate leaves unused or over-allocates. Prophet scored disks and links. Here the same score serves every resource
-with a known capacity: CPUs, memory, memory bandwidth (``[queue] memory_bandwidth``) and last-level cache (where resctrl
-measures occupancy).
+with a known capacity: CPUs, memory, memory bandwidth (``[tuning.queue] memory_bandwidth``) and last-level cache (where
+resctrl measures occupancy).
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ knows their distributions. A fit that counted them would prefer large jobs, and 
 _DECIMALS: Final = 9
 """Decimals to which norms are rounded. Candidates whose norms differ only by a rounding error are equal."""
 NOT_STATED: Final = "the candidate's use of it is not known"
-NO_BANDWIDTH: Final = "the host's memory bandwidth is not known: set [queue] memory_bandwidth, or calibrate"
+NO_BANDWIDTH: Final = (
+    "the host's memory bandwidth is not known: set [tuning.queue] memory_bandwidth, or calibrate"
+)
 NO_DISK: Final = "perphd has not observed any traffic of this host's disks yet"
 NO_CACHE: Final = Unavailable("the cache is not counted in the choice among jobs")
 
@@ -219,7 +221,10 @@ def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
 
 
 def _peak(active: ActiveJob, resource: str) -> float:
-    """Expected use by a running job of a resource without a distribution on the host."""
+    """Planned use of a resource by a running job, where ``HostLaws`` has no distribution of that resource.
+
+    A frozen job uses nothing.
+    """
     if active.job.state is JobState.FROZEN:
         return 0.0
     return max(planned_use(active.outlook.of(resource)), planned_use(active.of(resource)))

@@ -15,7 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from perphd.batch.job import JobEvent, JobSpec, JobState, QueuedJob, TransitionRefused, after
+from perphd.batch.job import JobEvent, JobSpec, JobState, QueuedJob, Started, TransitionRefused, after
 from perphd.domain.errors import PerphError
 from perphd.qos.bands import QosBand
 
@@ -133,6 +133,14 @@ class SqliteQueue:
             (float(at_s), str(event), JobState(state), str(reason)) for at_s, event, state, reason in rows
         ]
 
+    def last_starts(self) -> dict[int, float]:
+        """Time of the last start of every job that was started."""
+        with self._errors("read"):
+            rows = self._database.execute(
+                "SELECT job, MAX(at_s) FROM transitions WHERE event = ? GROUP BY job", (Started.__name__,)
+            ).fetchall()
+        return {int(number): float(at_s) for number, at_s in rows}
+
     def forget(self, ended_before_s: float) -> int:
         """Delete jobs that ended before this time. Returns their number."""
         ended = [state for state in JobState if state.ended]
@@ -189,6 +197,7 @@ class SqliteQueue:
 
 
 def _text(job: QueuedJob) -> str:
+    # By hand: all jobs are read at each start, and domain.wire takes four times as long for each (205 us, not 48).
     record = {name: getattr(job, name) for name in _JOB}
     record["spec"] = {name: getattr(job.spec, name) for name in _SPEC}
     return json.dumps(record, separators=(",", ":"))

@@ -35,7 +35,7 @@ from perphd.domain.quick import replace
 from perphd.forecast.histogram import Histogram, quantiles, shares_to, survival
 
 LEAST_SCORED: Final = 3
-"""Number of scored jobs from which the errors decide."""
+"""Number of jobs with scored predictions from which the errors decide which prediction is used."""
 NEAR: Final = 1.15
 """Factor by which work may vary more than the run time and still be used."""
 LEAST_CPUS: Final = 0.05
@@ -47,7 +47,7 @@ FIRST_LOOK_S: Final = 60.0
 SEEN_SHARE: Final = 0.9
 """Share of its run for which a job must have been measured for its work to be known."""
 UNSEEN_S: Final = 15.0
-"""Seconds of a run of any length that may be missing, because measurements come every few seconds."""
+"""Seconds of a run of any length that may be unmeasured, because measurements come every few seconds."""
 RATE_SHARE: Final = 0.25
 RATE_S: Final = (60.0, 900.0)
 """A rate is a mean in which older values fade. They fade over this share of the run, within these bounds in seconds."""
@@ -173,14 +173,10 @@ def by_work(outlook: WorkOutlook, run_time_s: Histogram) -> tuple[bool, str]:
         return False, f"jobs like it use {outlook.cpus:.2f} CPUs: they wait for other resources"
     if outlook.error_share is not None:
         work, clock = outlook.error_share, 1.0 - outlook.error_share
-        better = work <= clock
-        ratio = f"its errors made up {min(work, clock):.0%} of the sum of both"
-        return better, f"{ratio}, those of {WorkKind.RUN_TIME if better else kind} {max(work, clock):.0%}"
+        return work <= clock, f"shares of past errors: {kind} {work:.0%}, {WorkKind.RUN_TIME} {clock:.0%}"
     varies, clock_varies = spread(outlook.law), spread(run_time_s)
-    better = varies <= NEAR * clock_varies
-    other = WorkKind.RUN_TIME if better else kind
-    own, others = (varies, clock_varies) if better else (clock_varies, varies)
-    return better, f"it varies by {own:.0%} among jobs like it, {other} by {others:.0%}"
+    text = f"spread among similar jobs: {kind} {varies:.0%}, {WorkKind.RUN_TIME} {clock_varies:.0%}"
+    return varies <= NEAR * clock_varies, text
 
 
 def spread(law: Histogram) -> float:

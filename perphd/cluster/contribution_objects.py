@@ -135,7 +135,7 @@ def document_in(item: Any) -> Contribution:
     said = from_text(found.data[KEY].encode(errors="surrogatepass"))
     if said.contributor != carried_name(name):
         raise ContributionRefused(
-            f"its contributor is {said.contributor}; it must be the node of the ConfigMap's name"
+            f"its contributor is {said.contributor}; the ConfigMap {name} must hold that of {carried_name(name)}"
         )
     return said
 

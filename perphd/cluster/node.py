@@ -395,7 +395,7 @@ def _lra(snapshot: Snapshot, view: WorkloadView, decision: Decision | None) -> N
     score: Reading = Unavailable("no decision yet")
     if decision is not None:
         now = next((each for each in decision.candidates if each.allocation == decision.current), None)
-        score = Unavailable("the allocation in force was not ranked")
+        score = Unavailable("the last decision did not score the allocation in force")
         if now is not None and not math.isnan(now.score):
             score = now.score
     costs, support = _sensitivity(snapshot, view)

@@ -26,7 +26,7 @@ def add_admission_commands(cli: click.Group) -> None:
     """Add both commands to the group."""
 
     @command(cli)
-    @click.option("--add", "work", metavar=_WORK, required=True, help="The work to consider.")
+    @click.option("--add", "work", metavar=_WORK, required=True, help="The batch work that may start.")
     def whatif(out: Out, work: str) -> None:
         """Predict how every LRA would perform if this work started.
 

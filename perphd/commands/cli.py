@@ -65,7 +65,7 @@ _host_of = click.option(
     "config_path",
     default=DEFAULT_CONFIG,
     show_default=True,
-    help="Configuration file that names the host (host.root).",
+    help="Configuration file that names the host (tuning.host.root).",
 )
 
 add_init_command(cli)
@@ -400,9 +400,11 @@ def show(out: Out) -> None:
         found = [f"# {source}" for source in data["sources"]]
         for name in (name for name in TABLES if name in data):
             found += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in data[name].items())]
+        for name, tuning in data["tuning"].items():
+            found += ["", f"[tuning.{name}]", *(f"{key} = {_toml(value)}" for key, value in tuning.items())]
         for kind in ("lra", "batch"):
             for item in data[kind]:
-                inner = {key: item.pop(key, None) for key in ("sli", "policy")}
+                inner = {key: item.pop(key, None) for key in ("sli", "tuning")}
                 found += ["", f"[[{kind}]]", *(f"{key} = {_toml(value)}" for key, value in item.items())]
                 for title, table in inner.items():
                     if table:
@@ -457,7 +459,7 @@ def _host_of_daemon(out: Out, config_path: str) -> tuple[RealFs, str]:
     from perphd.host.fs import RealFs
 
     try:
-        host = out.client.get("config")["host"]
+        host = out.client.get("config")["tuning"]["host"]
     except (Unreachable, NotPermitted):
         return _host(config_path)
     if host["kind"] == "simulated":

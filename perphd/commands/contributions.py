@@ -31,7 +31,7 @@ def contribute(out: Out, folder: str) -> None:
     import time
 
     from perphd.agent.contribution_folder import ContributionFolder
-    from perphd.agent.federated import document_of
+    from perphd.agent.own_document import document_of
     from perphd.predictor.persist import ModelFileError, from_text
 
     models = state_dir(out) / "models"

@@ -225,7 +225,7 @@ def _what_followed(after: Consequences, verbose: bool) -> list[Cell]:
         lines += [f"    {write}" for write in after.written] if verbose else []
     if after.outcome is not None:
         lines.append(
-            f"  Afterwards: {after.outcome.text}; it was {'kept' if after.outcome.kept else 'undone'}."
+            f"  Afterwards: {after.outcome.text}; the change was {'kept' if after.outcome.kept else 'undone'}."
         )
     return lines
 
@@ -235,7 +235,7 @@ def _health(decision: Decision) -> str:
     since = decision.at_s - verdict.since_s
     words = str(verdict.health)
     if verdict.health is Health.UNKNOWN:
-        words = "not possible to judge it"
+        words = "of unknown health"
     if verdict.cause not in (Cause.NONE, Cause.UNKNOWN):
         words += f", {_CAUSES[verdict.cause]}"
     if verdict.culprit:

@@ -253,9 +253,9 @@ def _said(source: str, rows: int) -> str:
 _TITLES: Final = {
     "enough_cores": "enough cores",
     "enough_ways": "enough ways",
-    "enough_bytes_per_s": "enough bandwidth",
-    "enough_disk_bytes_per_s": "enough of disks",
-    "work_error_share": "error of work",
+    "enough_bytes_per_s": "enough memory bandwidth",
+    "enough_disk_bytes_per_s": "enough disk bandwidth",
+    "work_error_share": "error share of work",
 }
 
 

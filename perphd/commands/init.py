@@ -116,7 +116,7 @@ def look(before: Config | None) -> tuple[HostFacts, Any]:
 
     root = before.host.root if before is not None else ""
     if root:
-        raise ConfigError("configuration", "host.root", "init examines this machine only", 'root = ""')
+        raise ConfigError("configuration", "tuning.host.root", "init examines this machine only", 'root = ""')
     fs = RealFs()
     hierarchies = discover(fs)
     own = frozenset(path for _, path in own_cgroups(fs) if path != "/")

@@ -33,7 +33,7 @@ def add_iopath_command(cli: click.Group) -> None:
         type=Number(0, 60),
         default=2.0,
         show_default=True,
-        help="Seconds for which its threads are watched; 0: not at all.",
+        help="Seconds for which the workload's threads are watched; 0: not at all.",
     )
     def iopath(out: Out, workload: str, seconds: float) -> None:
         """Show the storage behind a workload, and its cost.
@@ -76,7 +76,7 @@ def _place(out: Out, workload: str) -> tuple[str, str]:
         return "", workload
     groups: dict[str, str] | None = None
     with suppress(Unreachable, NotPermitted, Refused):
-        host = out.client.get("config")["host"]
+        host = out.client.get("config")["tuning"]["host"]
         groups = {
             item["spec"]["name"]: str(item["spec"]["cgroup"])
             for item in out.client.get("status")["workloads"]

@@ -130,7 +130,7 @@ def run(
             line = f"{first}" if len(numbers) == 1 else f"{first}-{last}"
         else:
             what = f"job {first}" if len(numbers) == 1 else f"jobs {first} to {last}"
-            line = f"{what} ({answer['name']}): perphctl job {first} shows when and why"
+            line = f"queued {what} ({answer['name']}); perphctl job {first} shows when it starts, and why"
         out.say(answer, line)
         return
     _wait(out, numbers)

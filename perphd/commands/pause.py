@@ -60,7 +60,7 @@ def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> N
     """Stop all changes, and restore what was changed.
 
     Applies to one WORKLOAD, or to all. perphd keeps measuring. The pause survives reload, restart and upgrade; without
-    --for it lasts until resume. Automation can create the file daemon.pause_file (/etc/perphd/pause) instead.
+    --for it lasts until resume. Automation can create the file /etc/perphd/pause (tuning.daemon.pause_file) instead.
     """
     from perphd.control.render import pause_text, restore_parts
     from perphd.control.table import text

@@ -113,7 +113,7 @@ def _checked(offer: CopperOffer) -> str:
 
 
 def event_parts(event: EventStatus | None, offer: CopperOffer | None, now_s: float) -> Iterable[Part]:
-    """The event, and copper's offer."""
+    """Whether an event limits the jobs now, and the resources offered to copper."""
     lines = ["No event is in force." if event is None else event_text(event, now_s)]
     if offer is not None:
         lines.append(offer_text(offer))
@@ -199,7 +199,7 @@ def _forecast(row: JobRow, detail: JobDetail, now_s: float) -> list[str]:
 
 
 def _basis(basis: RunTimeBasis) -> list[str]:
-    """The basis of the predicted run time: work done, usual work of such jobs, and the rate."""
+    """The basis of the predicted run time: work done, usual work of similar jobs, and the rate of work."""
     if basis.by is WorkKind.NOTHING:
         return []
     done, usual, rate = duration(basis.done), duration(basis.usual), ""

@@ -68,7 +68,7 @@ def _from_daemon(out: Out) -> ReservedPlace:
     config = out.client.get("config")
     data = out.client.get("status")
     status = decode(AgentStatus, data)
-    host = config.get("host", {})
+    host = config.get("tuning", {}).get("host", {})
     topology = decode(Topology, out.client.get("doctor")["topology"])
     simulated = host.get("kind") == "simulated"
     specs = [(item.spec, item.in_force) for item in status.workloads]

@@ -154,7 +154,7 @@ def _shaper_parts(data: Any) -> Iterator[Part]:
 
     view = decode(ShaperView, data)
     if view.mode == "off":
-        yield text('The shaper is off. [sizing] shaper = "observe" lets it say what it would do.')
+        yield text('The shaper is off. With shaper = "observe" in [sizing], it reports what it would do.')
         return
     yield text(
         f"mode {view.mode}, every {view.interval_s:g} s; capacity {_size(view.capacity_bytes)}, "

@@ -64,7 +64,7 @@ def mount(
     """Mount a simulated server on DIRECTORY (empty) until Ctrl-C, SIGTERM or umount.
 
     It then contains proc, sys/fs/cgroup, sys/fs/resctrl (machines that have it) and sys/devices/system; a daemon whose
-    configuration says [host] root = DIRECTORY controls it.
+    configuration says root = DIRECTORY in [tuning.host] controls it.
     """
     from perphd.agent.simulated_mount import ServerPlan, machine_names
     from perphd.agent.simulated_mount import mount as mount_server

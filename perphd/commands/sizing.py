@@ -251,7 +251,7 @@ def read_store(
         ) from exc
     if workload is not None and not found.workloads:
         known = ", ".join(found.names)
-        text = f"{workload}: the store has no samples of such a workload"
+        text = f"{workload}: the store has no samples of this workload"
         raise Refused(404, {"code": "not-found", "message": text, "allowed": known})
     return place, found
 

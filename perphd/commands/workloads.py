@@ -45,7 +45,7 @@ _mode = click.option(
 @command(lra, "add")
 @click.argument("name")
 @click.argument("cgroup")
-@click.option("--priority", type=int, help="Order of decision, highest first [default: 100].")
+@click.option("--priority", type=int, help="Rank among the LRAs, highest first [default: 100].")
 @_mode
 @click.option("--tolerance-pct", type=Number(), help="Accepted loss of work, in per cent [default: 10].")
 @click.option(
@@ -77,7 +77,13 @@ _mode = click.option(
     help="An option of the SLI source; repeatable.",
 )
 def add_lra(
-    out: Out, name: str, cgroup: str, source: str | None, options: tuple[str, ...], **keys: Any
+    out: Out,
+    name: str,
+    cgroup: str,
+    source: str | None,
+    options: tuple[str, ...],
+    delay_tolerance_pct: float | None,
+    **keys: Any,
 ) -> None:
     """Protect the application in CGROUP.
 
@@ -85,6 +91,8 @@ def add_lra(
     across restarts. For keys and bounds, see perphd.conf(5).
     """
     body = {"kind": "lra", "name": name, "cgroup": cgroup, **_given(keys)}
+    if delay_tolerance_pct is not None:
+        body["tuning"] = {"delay_tolerance_pct": delay_tolerance_pct}
     if source is not None:
         body["sli"] = {"source": source, **dict(_pair(option) for option in options)}
     elif options:

@@ -10,13 +10,23 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.config.mistakes import mistakes
-from perphd.config.schema import keys_of, read_values, setting, show, unknown_key
+from perphd.config.schema import (
+    TUNING,
+    Key,
+    expert_keys,
+    keys_of,
+    read_values,
+    setting,
+    show,
+    unknown_key,
+    usual_keys,
+)
 from perphd.config.tables import (
     NOTIFY,
     ContentionConfig,
@@ -93,21 +103,25 @@ class DaemonConfig:
         "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
     )
     policy: Literal["perph", "none", "static"] = setting(
-        "perph", "the policy: perph; or for comparison none, or static (a fixed partition of the cores)"
+        "perph",
+        "the policy: perph; or for comparison none, or static (a fixed partition of the cores)",
+        expert=True,
     )
     on_stop: Literal["restore", "keep"] = setting(
         "restore", "at stop: restore every kernel file's original value, or keep the values in force"
     )
     on_restart: Literal["restore", "keep"] = setting(
         "keep",
-        "like on_stop, when systemd stops the daemon only to start it again (systemctl restart; an upgrade of "
+        "like daemon.on_stop, when systemd stops the daemon only to start it again (systemctl restart; an upgrade of "
         "the Debian package restores everything)",
+        expert=True,
     )
     pause_file: str = setting(
         "/etc/perphd/pause",
         "while this file exists, perphd changes nothing and everything is restored; its first line is the "
         "reason",
         kind="path",
+        expert=True,
     )
     model_save_s: float = setting(
         300.0,
@@ -125,7 +139,7 @@ class StoreConfig:
     """Table ``[store]``: the local time-series store behind ``perphctl query`` and ``export``."""
 
     enabled: bool = setting(True, "keep samples, decisions and outcomes on disk")
-    path: str = setting("", "the database; empty: perphd.db in state_dir", kind="optional-path")
+    path: str = setting("", "the database; empty: perphd.db in state_dir", kind="optional-path", expert=True)
     retention_h: float = setting(168.0, "age from which rows are deleted", low=0.1, high=87600.0, unit="h")
     max_size_bytes: int = setting(
         parse_size_bytes("512M"), "size above which the oldest rows are deleted", kind="size", key="max_size"
@@ -137,7 +151,7 @@ class HostConfig:
     """Table ``[host]``: the host that is controlled."""
 
     kind: Literal["auto", "simulated"] = setting(
-        "auto", "auto: this machine. simulated: the embedded simulated host, which needs no root"
+        "auto", "auto: this machine. simulated: the embedded simulated host, which needs no root", expert=True
     )
     root: str = setting(
         "",
@@ -157,6 +171,7 @@ class IsolationConfig:
         "systemd",
         "workloads that are systemd units, on cgroup v2: set through their run-time properties, or left "
         "unchanged",
+        expert=True,
     )
     changes_per_s: float = setting(
         1.0,
@@ -194,6 +209,7 @@ class ResctrlConfig:
         False,
         "measure cache occupancy and memory bandwidth of observed workloads as well: their threads are moved "
         "into perphd's monitor groups, which does not change their resources",
+        expert=True,
     )
 
 
@@ -216,7 +232,10 @@ TABLES: Mapping[str, type] = {
     "contention": ContentionConfig,
     "opt_in": OptInConfig,
 }
-"""Tables that may occur once per file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
+"""Tables that may occur once per file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated.
+
+Their expert keys are in ``[tuning.NAME]``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,16 +312,21 @@ def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
     ``RELOADED``.
     """
     waiting: list[str] = []
-    for table in TABLES:
+    for table, cls in TABLES.items():
         before, after = getattr(running, table), getattr(read, table)
         if table in RELOADED_TABLES:
             continue
-        changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
-        waiting += [f"{table}.{name}" for name in changed if table != "daemon" or name not in RELOADED]
+        changed = [key for key in keys_of(cls) if getattr(before, key.field) != getattr(after, key.field)]
+        waiting += [place_of(table, key) for key in changed if table != "daemon" or key.name not in RELOADED]
     kept = {table: getattr(read if table in RELOADED_TABLES else running, table) for table in TABLES}
     kept["daemon"] = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
     waiting += [NOTIFY] if running.notify != read.notify else []
     return replace(read, **kept, notify=running.notify), tuple(waiting)
+
+
+def place_of(table: str, key: Key) -> str:
+    """The path of a key: ``daemon.mode``, ``tuning.daemon.policy``."""
+    return f"{TUNING}.{table}.{key.name}" if key.expert else f"{table}.{key.name}"
 
 
 def parse(text: str, source: str) -> Config:
@@ -392,23 +416,41 @@ def _parse_part(text: str, source: str) -> _Part:
 
 
 def _part(raw: dict[str, Any], source: str) -> _Part:
-    known = [*TABLES, NOTIFY, *(kind.value for kind in Kind)]
+    known = [*TABLES, NOTIFY, *(kind.value for kind in Kind), TUNING]
     for name in raw:
         if name not in known:
-            raise _unknown_table(source, name, known)
-    tables = {
-        name: read_values(table, raw[name], source, name) for name, table in TABLES.items() if name in raw
-    }
+            raise _unknown_table(source, name, name, known)
+    tuning = raw.get(TUNING, {})
+    if not isinstance(tuning, Mapping):
+        raise ConfigError(
+            source, TUNING, f"{show(tuning)} is not a table", f"tables such as [{TUNING}.daemon]"
+        )
+    for name in tuning:
+        if name in (NOTIFY, *Kind):
+            problem = f"belongs to one of the tables [[{name}]]"
+            raise ConfigError(source, f"{TUNING}.{name}", problem, f"[{name}.{TUNING}] below it")
+        if name not in TABLES:
+            raise _unknown_table(source, f"{TUNING}.{name}", name, list(TABLES))
+    tables: dict[str, dict[str, Any]] = {}
+    for name, table in TABLES.items():
+        place = f"{TUNING}.{name}"
+        if name in raw:
+            tables[name] = read_values(table, raw[name], source, name, keys=usual_keys(table), others=place)
+        if name in tuning:
+            expert = read_values(table, tuning[name], source, place, keys=expert_keys(table), others=name)
+            tables[name] = tables.get(name, {}) | expert
     return _Part(source, tables, read_workloads(raw, source), read_notify(raw, source))
 
 
-def _unknown_table(source: str, name: str, known: list[str]) -> ConfigError:
+def _unknown_table(source: str, where: str, name: str, known: list[str]) -> ConfigError:
     # A key above the first [table] header is a common mistake: name the table to which it belongs.
-    homes = [table for table, cls in TABLES.items() if any(key.name == name for key in keys_of(cls))]
+    homes = [
+        place_of(table, key) for table, cls in TABLES.items() for key in keys_of(cls) if key.name == name
+    ]
     if homes:
-        problem = f"belongs in a table: write it below [{homes[0]}]"
-        return ConfigError(source, name, problem, ", ".join(known))
-    return unknown_key(source, name, name, known)
+        problem = f"belongs in a table: write it below [{homes[0].rpartition('.')[0]}]"
+        return ConfigError(source, where, problem, ", ".join(known))
+    return unknown_key(source, where, name, known)
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
@@ -447,28 +489,14 @@ def _assemble(parts: list[_Part]) -> Config:
             merged[name].update(values)
     declared = [item for part in parts for item in part.workloads]
     check_workloads(declared)
-    metrics = MetricsConfig(**merged["metrics"])
-    check_metrics(metrics, next((part.source for part in reversed(parts) if "metrics" in part.tables), ""))
+    tables: dict[str, Any] = {name: table(**merged[name]) for name, table in TABLES.items()}
+    source = next((part.source for part in reversed(parts) if "metrics" in part.tables), "")
+    check_metrics(tables["metrics"], source)
     receivers = tuple(receiver for part in parts for receiver in part.notify)
     check_names(receivers, parts[-1].source)
     return Config(
-        daemon=DaemonConfig(**merged["daemon"]),
-        isolation=IsolationConfig(**merged["isolation"]),
-        store=StoreConfig(**merged["store"]),
-        policy=PolicySettings(**merged["policy"]),
-        host=HostConfig(**merged["host"]),
-        network=NetworkConfig(**merged["network"]),
-        resctrl=ResctrlConfig(**merged["resctrl"]),
-        sizing=SizingConfig(**merged["sizing"]),
-        model=ModelConfig(**merged["model"]),
-        wake=WakeConfig(**merged["wake"]),
-        metrics=metrics,
-        window=WindowConfig(**merged["window"]),
+        **tables,
         notify=receivers,
-        forecast=ForecastConfig(**merged["forecast"]),
-        queue=QueueConfig(**merged["queue"]),
-        contention=ContentionConfig(**merged["contention"]),
-        opt_in=OptInConfig(**merged["opt_in"]),
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

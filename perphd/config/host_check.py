@@ -31,7 +31,7 @@ def remarks(config: Config) -> list[str]:
     gap = nothing_to_do(config)
     found = [*config.warnings, *([gap] if gap else ()), *_files_missing(config)]
     if config.contention.links and not config.network.names:
-        found.append("contention.links has no links to watch: name them in network.devices")
+        found.append("contention.devices has no links to watch: name them in network.devices")
     if config.host.kind == "simulated":
         return found
     fs = RealFs(config.host.root)

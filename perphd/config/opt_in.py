@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from perphd.config.match import MatchKind, instance_name, named, parse_match
-from perphd.config.schema import Key, keys_of, read_value, setting, show, unknown_key
+from perphd.config.schema import TUNING, Key, keys_of, read_value, setting, show, unknown_key
 from perphd.config.tables import OptInConfig
 from perphd.config.workloads import WORKLOAD_TABLES, read_workload
 from perphd.domain.errors import ConfigError, ParseError
@@ -30,6 +30,7 @@ from perphd.host.unit_sections import UnitSection, UnitSections
 
 SECTION: Final = "X-Perphd"
 DECLARATION: Final = "[opt_in]"
+_LATENCY_DECLARATION: Final = f"[{TUNING}.opt_in]"
 """Replaces the name of the declaration for workloads that declare themselves. No workload can have this name."""
 MAX_BYTES: Final = 4096
 """Maximum length of a value in characters."""
@@ -213,13 +214,14 @@ def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
         table["sli"] = {"source": _LATENCY_SOURCE}
     keys = {key.name: key for key in keys_of(WORKLOAD_TABLES[kind])}
     accepted = origin.keys(kind)
+    tuning: dict[str, Any] = {}
     for name, value in said.items():
         head, dot, option = name.partition(".")
         where = _where(name)
         if name == "sli" and name in accepted:
             raise ConfigError("", where, "is a table", "sli.source, sli.OPTION")
         if head not in accepted or (dot and head != "sli"):
-            if name in keys or head in ("sli", "policy"):
+            if name in keys or head in ("sli", TUNING):
                 raise ConfigError("", where, _reserved(origin), ", ".join(_shown(accepted)))
             raise unknown_key("", where, name, _shown(accepted))
         if len(value) > MAX_BYTES:
@@ -227,11 +229,14 @@ def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
         if dot:
             table.setdefault("sli", {})[option] = value
         elif head != "kind":
-            table[head] = _typed(keys[head], value)
+            (tuning if keys[head].expert else table)[head] = _typed(keys[head], value)
+    if tuning:
+        table[TUNING] = tuning
     try:
         spec = read_workload(kind, table, "", "-")
     except ConfigError as exc:
-        raise ConfigError("", exc.key.removeprefix("-."), exc.problem, exc.allowed) from exc
+        key = exc.key.removeprefix("-.").removeprefix(f"{TUNING}.")
+        raise ConfigError("", key, exc.problem, exc.allowed) from exc
     _check_grants(spec, origin)
     return spec
 
@@ -269,10 +274,10 @@ def _check_grants(spec: WorkloadSpec, origin: _Origin) -> None:
         return
     asked_ms, least_ms = spec.objective.max_latency_ms, origin.least_latency_ms
     if asked_ms is not None and not least_ms:
-        problem = f"may not be set by a {origin.noun}: least_latency_ms is 0 in {DECLARATION}"
+        problem = f"may not be set by a {origin.noun}: least_latency_ms is 0 in {_LATENCY_DECLARATION}"
         raise ConfigError("", _LATENCY, problem, "only with the operator's consent")
     if asked_ms is not None and asked_ms < least_ms:
-        problem = f"{asked_ms:g} is less than least_latency_ms allows in {DECLARATION}"
+        problem = f"{asked_ms:g} is less than least_latency_ms allows in {_LATENCY_DECLARATION}"
         raise ConfigError("", _LATENCY, problem, f"{least_ms:g} or more")
     for item in fields(Objective):
         usually, asked = getattr(Objective(), item.name), getattr(spec.objective, item.name)
@@ -310,7 +315,7 @@ def _said(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unit_name(unit: str, cgroup: str) -> str:
-    """A service without its suffix, everything else with it, if that can be a name."""
+    """The unit's name, without the suffix ``.service``; made fit for a workload's name if needed."""
     name = unit.removesuffix(".service")
     return name if _NAME.fullmatch(name) else instance_name("unit", (unit,), cgroup)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from perphd.config.file import TABLES, DaemonConfig, HostConfig, drop_ins, load, read_toml
-from perphd.config.schema import read_values
+from perphd.config.schema import TUNING, keys_of, read_value
 from perphd.domain.errors import ConfigError
 from perphd.isolation.instances import InstanceRegister
 
@@ -31,7 +31,9 @@ class RestorePlace:
 
     def nothing_to_do(self) -> str:
         """The reason why there is nothing to restore; empty if there may be."""
-        said = "nothing to restore: host.kind is 'simulated', and a simulated host ends with its daemon"
+        said = (
+            "nothing to restore: tuning.host.kind is 'simulated', and a simulated host ends with its daemon"
+        )
         return said if self.is_simulated else ""
 
 
@@ -66,7 +68,7 @@ def for_restore(
 
 
 def _places_of(main: Path) -> tuple[str, str, str]:
-    """The state directory, ``host.root`` and ``host.kind`` of valid TOML, despite any other mistakes in it."""
+    """The state directory, the host's ``root`` and ``kind`` of valid TOML, despite any other mistakes in it."""
     daemon, host = DaemonConfig(), HostConfig()
     for path in (main, *drop_ins(main)):
         raw = read_toml(path)
@@ -77,7 +79,11 @@ def _places_of(main: Path) -> tuple[str, str, str]:
 
 
 def _only(table: str, name: str, raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    found = raw.get(table, {})
-    if not isinstance(found, Mapping) or name not in found:
-        return {}
-    return read_values(TABLES[table], {name: found[name]}, source, table)
+    """The value of this key, also from the wrong one of ``[TABLE]`` and ``[tuning.TABLE]``; empty if it is absent."""
+    (key,) = (key for key in keys_of(TABLES[table]) if key.name == name)
+    tuning = raw.get(TUNING, {})
+    for prefix, tables in ((table, raw), (f"{TUNING}.{table}", tuning)):
+        found = tables.get(table, {}) if isinstance(tables, Mapping) else {}
+        if isinstance(found, Mapping) and name in found:
+            return {key.field: read_value(key, found[name], source, f"{prefix}.{name}")}
+    return {}

@@ -4,6 +4,9 @@ The fields of a dataclass are the keys of its table; a field without default is 
 the rest: ``min`` and ``max`` (inclusive), ``unit``, ``doc``, ``key`` (the name in the file, if not the
 field's), ``kind`` (the format of a text) and ``expert`` (rarely needed). docs/config.md and perphd.conf(5)
 are generated from the same metadata.
+
+Expert keys have a table of their own: ``[tuning.TABLE]`` for those of ``[TABLE]``, ``[lra.tuning]`` for those of
+``[[lra]]``. The class attribute ``REPLACED`` of a table maps each former key to what replaces it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from perphd.config.match import ALLOWED as MATCH_ALLOWED
@@ -38,7 +41,12 @@ T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
 _UNIT = re.compile(r"[^/]+\.(?:service|scope|slice)")
 _GROUP = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_INDEX = re.compile(r"\[\d+\]")
 _SHOWN = 80
+TUNING: Final = "tuning"
+"""The table of expert keys; also the name of the subtable of one workload or receiver."""
+CONTENDED: Final = ("disks", "links", "memory_bandwidth")
+"""The devices of ``[contention]``."""
 SOCKET_PATH_BYTES = 107
 """Longest path of a Unix socket (sun_path holds 108 bytes with its terminating zero)."""
 
@@ -145,8 +153,25 @@ def keys_of(table: type) -> tuple[Key, ...]:
     return tuple(found)
 
 
+def usual_keys(table: type) -> tuple[Key, ...]:
+    """The keys that operators need."""
+    return tuple(key for key in keys_of(table) if not key.expert)
+
+
+def expert_keys(table: type) -> tuple[Key, ...]:
+    """The keys of its tuning table."""
+    return tuple(key for key in keys_of(table) if key.expert)
+
+
 def read_values(
-    table: type, raw: object, source: str, prefix: str, *, extra: Iterable[str] = ()
+    table: type,
+    raw: object,
+    source: str,
+    prefix: str,
+    *,
+    keys: Iterable[Key] | None = None,
+    others: str = "",
+    extra: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Check the keys in ``raw`` and return their values by field name; absent keys stay absent.
 
@@ -155,25 +180,73 @@ def read_values(
         raw: content of the file.
         source: the file's name, for refusals.
         prefix: the table's name, e.g. ``daemon`` or ``lra[0]``.
+        keys: the keys accepted here; None: all keys of ``table``.
+        others: the name of the table to which the other keys belong.
         extra: further keys that the caller reads itself.
 
     Raises:
-        ConfigError: not a table, an unknown or missing key, or a value that is refused.
+        ConfigError: not a table, an unknown, misplaced or missing key, or a value that is refused.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(source, prefix, f"{show(raw)} is not a table", "a table of keys")
-    keys = {key.name: key for key in keys_of(table)}
-    known = [*keys, *extra]
+    keys_here = {key.name: key for key in (keys_of(table) if keys is None else keys)}
+    elsewhere = [key.name for key in keys_of(table) if key.name not in keys_here]
+    replaced: Mapping[str, str] = getattr(table, "REPLACED", {})
+    known = [*keys_here, *extra]
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in known:
-            raise unknown_key(source, f"{prefix}.{name}", str(name), known)
-        if name in keys:
-            values[keys[name].field] = read_value(keys[name], value, source, f"{prefix}.{name}")
-    for key in keys.values():
+            where = f"{prefix}.{name}"
+            if name in elsewhere:
+                raise ConfigError(source, where, f"is now {others}.{name}", f"{name} below {header(others)}")
+            if name in replaced:
+                raise ConfigError(source, where, "has been replaced", replaced[name])
+            near = [
+                f"{others}.{key}" for key in close_names(str(name), [*known, *elsewhere]) if key in elsewhere
+            ]
+            if near:
+                allowed = ", ".join(known or near)
+                raise ConfigError(source, where, f"unknown key; did you mean {near[0]!r}?", allowed)
+            raise unknown_key(source, where, str(name), known or [f"{others}.{key}" for key in elsewhere])
+        if name in keys_here:
+            values[keys_here[name].field] = read_value(keys_here[name], value, source, f"{prefix}.{name}")
+    for key in keys_here.values():
         if key.required and key.name not in raw:
             raise ConfigError(source, f"{prefix}.{key.name}", "is missing", key.allowed)
     return values
+
+
+def read_item(
+    table: type,
+    raw: object,
+    source: str,
+    prefix: str,
+    *,
+    extra: Iterable[str] = (),
+    tuning_extra: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Like ``read_values``, for one of several tables; its expert keys are in its own subtable ``tuning``.
+
+    ``tuning_extra``: further keys of that subtable that the caller reads itself.
+
+    Raises:
+        ConfigError: as ``read_values``.
+    """
+    place = f"{prefix}.{TUNING}"
+    values = read_values(
+        table, raw, source, prefix, keys=usual_keys(table), others=place, extra=(*extra, TUNING)
+    )
+    assert isinstance(raw, Mapping)
+    if TUNING in raw:
+        keys = expert_keys(table)
+        values |= read_values(table, raw[TUNING], source, place, keys=keys, others=prefix, extra=tuning_extra)
+    return values
+
+
+def header(prefix: str) -> str:
+    """A table's header, from its path: ``[tuning.daemon]``, ``[[lra]]``, ``[lra.tuning]``."""
+    name = _INDEX.sub("", prefix)
+    return f"[[{name}]]" if prefix.endswith("]") else f"[{name}]"
 
 
 def read_value(key: Key, value: object, source: str, where: str) -> Any:
@@ -387,6 +460,10 @@ _KINDS: Mapping[str, _Text] = {
     "optional-url": _Text(_url, "an http:// or https:// URL"),
     "incidents": _Text(_incidents, f"one or more of {', '.join(IncidentKind)}, between commas"),
     "endpoint": _Text(_endpoint, ENDPOINT_ALLOWED),
+    "contended": _Text(
+        lambda text: _chosen(text, CONTENDED),
+        f'one or more of {", ".join(CONTENDED)}, between commas; "" for none',
+    ),
     "kinds": _Text(lambda text: _chosen(text, Kind), '"lra", "batch" or "lra,batch"; "" for none'),
     "bands": _Text(
         lambda text: _chosen(text, ("gold", "silver")), '"gold", "silver" or "gold,silver"; "" for none'
@@ -395,10 +472,15 @@ _KINDS: Mapping[str, _Text] = {
 }
 
 
-def _suggestion(value: object, known: Iterable[str]) -> str:
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """The known name that was probably meant; empty if none is close."""
     import difflib  # needed only after a mistake
 
-    close = difflib.get_close_matches(value[:100], list(known), n=1) if isinstance(value, str) else []
+    return difflib.get_close_matches(name[:100], list(known), n=1)
+
+
+def _suggestion(value: object, known: Iterable[str]) -> str:
+    close = close_names(value, known) if isinstance(value, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

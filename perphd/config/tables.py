@@ -6,9 +6,9 @@ import ipaddress
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from perphd.config.schema import read_values, setting, show
+from perphd.config.schema import read_item, setting, show
 from perphd.domain.endpoint import parse_endpoint
 from perphd.domain.errors import ConfigError
 from perphd.domain.incident import IncidentKind, NoticeRule
@@ -42,13 +42,27 @@ class NotifyConfig:
         "", "file whose first line is sent to the webhook as bearer token", kind="optional-path"
     )
     after_s: float = setting(
-        60.0, "time for which a condition must last before perphd reports it", low=0.0, high=86400.0, unit="s"
+        60.0,
+        "time for which a condition must last before perphd reports it",
+        low=0.0,
+        high=86400.0,
+        unit="s",
+        expert=True,
     )
     pause_s: float = setting(
-        900.0, "least time between two notices about the same condition", low=1.0, high=604800.0, unit="s"
+        900.0,
+        "least time between two notices about the same condition",
+        low=1.0,
+        high=604800.0,
+        unit="s",
+        expert=True,
     )
     most_per_h: int = setting(
-        20, "maximum number of notices in an hour, for all conditions together", low=1, high=3600
+        20,
+        "maximum number of notices in an hour, for all conditions together",
+        low=1,
+        high=3600,
+        expert=True,
     )
     timeout_s: float = setting(
         10.0,
@@ -56,6 +70,7 @@ class NotifyConfig:
         low=0.1,
         high=300.0,
         unit="s",
+        expert=True,
     )
 
     @property
@@ -92,7 +107,7 @@ def check_names(receivers: tuple[NotifyConfig, ...], source: str) -> None:
 
 
 def _read_one(raw: object, source: str, key: str) -> NotifyConfig:
-    receiver = NotifyConfig(**read_values(NotifyConfig, raw, source, key))
+    receiver = NotifyConfig(**read_item(NotifyConfig, raw, source, key))
     if bool(receiver.url) == bool(receiver.command):
         problem = "has both url and command" if receiver.url else "has neither url nor command"
         raise ConfigError(source, key, problem, "one of url and command")
@@ -115,24 +130,38 @@ class WindowConfig:
 
 @dataclass(frozen=True, slots=True)
 class ContentionConfig:
-    """Table ``[contention]``."""
+    """Table ``[contention]``. By default, no device is watched."""
 
-    disks: bool = setting(
-        False,
-        "watch every disk; if batch takes bandwidth that LRAs need, back it off in rounds of 5 s, by io.max, a CPU "
-        "ceiling, then a freeze in a duty cycle. In the mode observe, perphd only reports the steps that it would "
-        "have taken",
+    REPLACED: ClassVar[Mapping[str, str]] = {
+        "disks": 'devices = "disks"',
+        "links": 'devices = "links"',
+        "memory_bandwidth": 'devices = "memory_bandwidth"',
+    }
+
+    devices: str = setting(
+        "",
+        "devices to watch, separated by commas; if batch takes bandwidth that LRAs need, perphd backs it off in rounds "
+        "of 5 s. disks: every disk, by io.max, a CPU ceiling, then a freeze in a duty cycle; links: the devices of "
+        "[network], by egress ceilings first, from the throughput of the workloads' TCP connections; memory_bandwidth: "
+        "by MBA steps first; needs resctrl's monitors, and counters or an LRA's cycles per instruction. In the mode "
+        "observe, perphd only reports the steps that it would have taken. Empty: none",
+        kind="contended",
     )
-    links: bool = setting(
-        False,
-        "the same for the devices of [network], by egress ceilings first. perphd reads the workloads' "
-        "throughput from their TCP connections once a second",
-    )
-    memory_bandwidth: bool = setting(
-        False,
-        "the same for memory bandwidth, by MBA steps first; needs resctrl's monitors, and counters or an LRA's cycles "
-        "per instruction",
-    )
+
+    @property
+    def disks(self) -> bool:
+        """True if every disk is watched."""
+        return "disks" in self.devices.split(",")
+
+    @property
+    def links(self) -> bool:
+        """True if the network devices of ``[network]`` are watched."""
+        return "links" in self.devices.split(",")
+
+    @property
+    def memory_bandwidth(self) -> bool:
+        """True if memory bandwidth is watched."""
+        return "memory_bandwidth" in self.devices.split(",")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +175,7 @@ class ForecastConfig:
     )
     history_rows: int = setting(
         40_000,
-        "rows of the job history (perphctl predict), which records runs of batch if enabled is set; about "
+        "rows of the job history (perphctl predict), which records runs of batch if forecast.enabled is set; about "
         "4.6 KiB each, one for each feature and quantity; 0: runs are not recorded",
         low=0,
         high=10_000_000,
@@ -162,6 +191,7 @@ class ModelConfig:
         DEFAULT_LEARNER,
         "correction of the prior: staged, one level for all allocations and stages that keep their signs; ogbrt, "
         "online boosted trees below a local correction; residual, only the local correction",
+        expert=True,
     )
     rebuild: bool = setting(
         True,
@@ -220,6 +250,7 @@ class NetworkConfig:
         "always",
         "always: the ceiling applies while an LRA exists; saturated: only after a link has been filled to "
         "saturated_pct, until it has been filled to less than release_pct for release_s",
+        expert=True,
     )
     saturated_pct: float = setting(
         85.0,
@@ -260,7 +291,7 @@ class QueueConfig:
         "reach the socket",
         kind="group",
     )
-    most_running: int = setting(32, "maximum number of running jobs", low=1, high=256)
+    most_running: int = setting(32, "maximum number of running jobs", low=1, high=256, expert=True)
     most_waiting: int = setting(
         20_000, "maximum number of waiting jobs; further ones are refused", low=1, high=100_000, expert=True
     )
@@ -269,12 +300,14 @@ class QueueConfig:
         "memory that a job without --memory is assumed to need; it is not a limit",
         kind="size",
         key="default_memory",
+        expert=True,
     )
     cpu_risk: float = setting(
         0.1,
         "greatest probability, with the job running, that the host lacks CPUs; a job above it waits",
         low=0.001,
         high=1.0,
+        expert=True,
     )
     memory_bandwidth_bytes: int = setting(
         0,
@@ -289,6 +322,7 @@ class QueueConfig:
         "greatest probability, with the job running, that the host lacks memory; a job above it waits",
         low=0.0001,
         high=1.0,
+        expert=True,
     )
     keep_h: float = setting(
         168.0,
@@ -335,10 +369,12 @@ class SizingConfig:
         "that contains them all, leaves for them",
         kind="size",
         key="memory",
+        expert=True,
     )
     hard_limit: bool = setting(
         False,
         "memory.max follows the target as well: the kernel then kills above it, instead of only slowing it down",
+        expert=True,
     )
 
 
@@ -368,6 +404,7 @@ class OptInConfig:
         unit="ms",
         low=0,
         high=60_000,
+        expert=True,
     )
 
     @property
@@ -416,12 +453,12 @@ class MetricsConfig:
     )
     textfile: str = setting(
         "",
-        "file that is replaced every textfile_period_s with the metrics, for node_exporter's textfile "
+        "file that is replaced every 15 s with the metrics, for node_exporter's textfile "
         "collector, such as /var/lib/prometheus/node-exporter/perphd.prom. Empty: none",
         kind="optional-path",
     )
     textfile_period_s: float = setting(
-        15.0, "time between two versions of the textfile", low=1.0, high=3600.0, unit="s", expert=True
+        15.0, "time between two versions of metrics.textfile", low=1.0, high=3600.0, unit="s", expert=True
     )
 
 
@@ -442,7 +479,7 @@ def check_metrics(metrics: MetricsConfig, source: str) -> None:
     address, _ = parse_endpoint(metrics.listen)
     missing_keys = [key for key in _LISTENER_KEYS if not getattr(metrics, key)]
     if missing_keys and not ipaddress.ip_address(address).is_loopback:
-        text = f"{metrics.listen!r} can be reached from other hosts, and {', '.join(missing_keys)} is not set"
+        text = f"{metrics.listen!r} can be reached from other hosts; keys not set: {', '.join(missing_keys)}"
         allowed = "a loopback address such as 127.0.0.1:9464, or tls_cert, tls_key and bearer_token_file"
         raise ConfigError(source, "metrics.listen", text, allowed)
 
@@ -455,6 +492,7 @@ class WakeConfig:
         True,
         "tick at once, without waiting for the next period, when an LRA is under pressure (the kernel's PSI "
         "triggers), batch starts (cgroup v2) or pushed readings miss an objective",
+        expert=True,
     )
     stall_ms: int = setting(
         150,

@@ -6,11 +6,11 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.config.match import MAX_BASE, is_lasting, parse_match
-from perphd.config.schema import file_value, keys_of, read_values, setting, show
+from perphd.config.schema import TUNING, file_value, keys_of, read_item, read_values, setting, show
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 from perphd.host.state_files import replace_text
@@ -47,12 +47,17 @@ _IO_LATENCY_DOC = (
     "while its reads and writes take longer than this on a disk, the kernel slows down the disk access of its sibling "
     "control groups (io.latency on cgroup v2, where the kernel has it); {}0: no target"
 )
-_IO_LATENCY: Mapping[str, Any] = {"low": 0.0, "high": 60_000.0, "unit": "ms"}
+_IO_LATENCY: Mapping[str, Any] = {"low": 0.0, "high": 60_000.0, "unit": "ms", "expert": True}
 
 
 @dataclass(frozen=True, slots=True)
 class LraTable:
-    """Table ``[[lra]]``: one long-running application whose performance is protected."""
+    """Table ``[[lra]]``: one long-running application whose performance is protected.
+
+    Its subtable ``[lra.tuning]`` has the expert keys, and those of ``PolicySettings`` for this LRA alone.
+    """
+
+    REPLACED: ClassVar[Mapping[str, str]] = {"policy": "its keys below [lra.tuning]"}
 
     name: str = setting(doc=_NAME_DOC, kind="name")
     cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
@@ -78,6 +83,7 @@ class LraTable:
         low=1.0,
         high=1000.0,
         unit="%",
+        expert=True,
     )
     min_work_rate_per_s: float | None = setting(
         None,
@@ -108,6 +114,7 @@ class LraTable:
         "last. auto: a container's image, else the program's file; file:PATH: the first line of that file, "
         "which is shown to everyone with read access (so it takes root, or a file of the configuration); "
         "label:KEY: a label of its container; none: all versions share one model",
+        expert=True,
     )
     band: Literal["gold", "silver"] | None = setting(
         None, _BAND_DOC.format("gold (cores of its own) or silver (a guaranteed share); default: silver")
@@ -124,7 +131,7 @@ class LraTable:
     )
     io_latency_ms: float = setting(0.0, _IO_LATENCY_DOC.format(""), **_IO_LATENCY)
     shape: Literal["no", "core", "elastic"] = setting("no", f"{_SHAPE_DOC}. Never while it is degraded")
-    application: str = setting("", _APPLICATION_DOC, kind="name")
+    application: str = setting("", _APPLICATION_DOC, kind="name", expert=True)
     touch: Touch = setting(
         Touch.BATCH,
         "settings that perphd may change to protect it: batch, only batch's settings, so that its own cores and cache "
@@ -135,6 +142,7 @@ class LraTable:
         "steps that perphd may try without a reliable prediction: off, nothing; batch, settings of batch that are "
         "not predicted to be worse for it; all, everything, including allocations below the known sufficient "
         "one. After a handful of changes that do not reach the target, none is made for ten minutes or more",
+        expert=True,
     )
 
 
@@ -178,7 +186,7 @@ class BatchTable:
     reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
     io_latency_ms: float = setting(0.0, _IO_LATENCY_DOC.format('needs band = "silver"; '), **_IO_LATENCY)
     shape: Literal["no", "core", "elastic"] = setting("no", _SHAPE_DOC)
-    application: str = setting("", _APPLICATION_DOC, kind="name")
+    application: str = setting("", _APPLICATION_DOC, kind="name", expert=True)
 
 
 WORKLOAD_TABLES: Mapping[Kind, type] = {Kind.LRA: LraTable, Kind.BATCH: BatchTable}
@@ -241,12 +249,15 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
         ConfigError: a key or value is refused.
     """
     if kind is Kind.BATCH:
-        values = _placed(read_values(BatchTable, raw, source, key), source, key)
+        values = _placed(read_item(BatchTable, raw, source, key), source, key)
         if values.get("io_latency_ms") and values.get("band") != "silver":
             problem = "only LRAs and silver batch may have a latency target on disks"
-            raise ConfigError(source, f"{key}.io_latency_ms", problem, 'band = "silver" beside it')
+            where = f"{key}.{TUNING}.io_latency_ms"
+            raise ConfigError(source, where, problem, 'band = "silver" in [[batch]]')
         return WorkloadSpec(kind=Kind.BATCH, **values)
-    values = _placed(read_values(LraTable, raw, source, key, extra=("sli", "policy")), source, key)
+    policy_keys = [item.name for item in keys_of(PolicySettings)]
+    values = read_item(LraTable, raw, source, key, extra=("sli",), tuning_extra=policy_keys)
+    values = _placed(values, source, key)
     assert isinstance(raw, Mapping)
     sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
     if values.get("max_latency_ms") is not None:
@@ -258,9 +269,12 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
         )
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
-    _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")
+    place = f"{key}.{TUNING}"
+    _check_version_from(values.get("version_from", "auto"), source, f"{place}.version_from")
     values = {"touch": Touch.BATCH, "exploration": Exploration.BATCH, **values}
-    own = read_values(PolicySettings, raw["policy"], source, f"{key}.policy") if "policy" in raw else {}
+    tuning: Mapping[str, Any] = raw.get(TUNING, {})
+    policy = {name: value for name, value in tuning.items() if name in policy_keys}
+    own = read_values(PolicySettings, policy, source, place)
     return WorkloadSpec(
         kind=Kind.LRA, objective=objective, sli=sli, policy=tuple(sorted(own.items())), **values
     )
@@ -417,22 +431,23 @@ def forget_runtime(state_dir: str, name: str) -> bool:
 def to_table(spec: WorkloadSpec) -> dict[str, Any]:
     """The table that reads back as this workload: keys as in a file, default values omitted."""
     table: dict[str, Any] = {}
+    tuning: dict[str, Any] = {}
     for key in keys_of(WORKLOAD_TABLES[spec.kind]):
         owner = spec.objective if hasattr(spec.objective, key.field) else spec
         value = getattr(owner, key.field)
         if key.required or value != key.default:
-            table[key.name] = file_value(key, value)
+            (tuning if key.expert else table)[key.name] = file_value(key, value)
     if spec.sli is not None:
         table["sli"] = {"source": spec.sli.source, **dict(spec.sli.options)}
-    if spec.policy:
-        table["policy"] = dict(spec.policy)
+    if tuning or spec.policy:
+        table[TUNING] = tuning | dict(spec.policy)
     return table
 
 
 def to_toml(spec: WorkloadSpec) -> str:
     """The workload as a TOML table."""
     table = to_table(spec)
-    subtables = {name: table.pop(name) for name in ("sli", "policy") if name in table}
+    subtables = {name: table.pop(name) for name in ("sli", TUNING) if name in table}
     lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
     for title, subtable in subtables.items():
         lines.append(f"[{spec.kind}.{title}]")

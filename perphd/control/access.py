@@ -161,7 +161,9 @@ def check_harmless(spec: WorkloadSpec) -> None:
         ApiError: names the part that is refused.
     """
     if spec.version_from.startswith("file:"):
-        raise _refusal("a version_from with a file", "lra.version_from", '"auto", "none" or "label:KEY"')
+        raise _refusal(
+            "a version_from with a file", "lra.tuning.version_from", '"auto", "none" or "label:KEY"'
+        )
     if spec.sli is None:
         return
     if spec.sli.source in _SOURCES:

@@ -69,7 +69,8 @@ class Exchange:
     def hand_over(self, series: Mapping[Key, Followed]) -> None:
         """Write the scores for the daemon's contribution, once the names of the applications are known.
 
-        The series of a workload that is gone still speaks for its application, and of none that has no known name.
+        The series of a workload that is gone still count for its application. Series of workloads whose application
+        name is unknown are left out.
         """
         if not self._applications:
             return

@@ -131,11 +131,10 @@ async def _deliver_all(receiver: NotifyConfig, queue: asyncio.Queue[dict[str, An
         body = await queue.get()
         error = await _deliver_with_retries(receiver, body)
         if error is not None and not failing:
-            log.error(
-                "notify %s: %s %s not delivered: %s", receiver.name, body["kind"], body["workload"], error
-            )
+            about = " ".join(filter(None, (body["kind"], body["workload"])))
+            log.error("notify %s: a notice was not delivered (%s): %s", receiver.name, about, error)
         elif error is None and failing:
-            log.info("notify %s: delivers again", receiver.name)
+            log.info("notify %s: notices are delivered again", receiver.name)
         failing = error is not None
 
 
@@ -148,7 +147,8 @@ async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) ->
             async with asyncio.timeout(receiver.timeout_s):
                 await (_post(receiver, body) if receiver.url else _run(receiver, body))
         except TimeoutError:
-            error = DeliveryError(f"did not end within {receiver.timeout_s:g} s")
+            what = "the webhook did not answer" if receiver.url else f"{receiver.argv[0]} did not end"
+            error = DeliveryError(f"{what} within {receiver.timeout_s:g} s")
         except DeliveryError as exc:
             error = exc
         except (

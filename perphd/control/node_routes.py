@@ -136,7 +136,7 @@ class NodeRoutes:
         return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"], use)
 
     def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger, NodeUse]:
-        """The host's snapshot, the facts about the node that it lacks, the ledger adjusted to both, and its use."""
+        """The host's snapshot, facts that the snapshot lacks, the ledger adjusted to both, and the node's use."""
         clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
         status = self._agent.status()
         decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}
@@ -195,12 +195,12 @@ def _amounts(body: dict[str, Any]) -> Amounts:
     given = body.get("memory", 0)
     if isinstance(given, bool) or not isinstance(given, int | str) or (isinstance(given, int) and given < 0):
         raise ApiError(
-            Code.REFUSED, f"{show(given)} is not a size", "memory", "bytes, or text as 512M or 8Gi"
+            Code.REFUSED, f"{show(given)} is not a size", "memory", "bytes, or text such as 512M or 8Gi"
         )
     try:
         memory = parse_size_bytes(given) if isinstance(given, str) else given
     except (ValueError, PerphError) as exc:
-        raise ApiError(Code.REFUSED, str(exc), "memory", "bytes, or text as 512M or 8Gi") from exc
+        raise ApiError(Code.REFUSED, str(exc), "memory", "bytes, or text such as 512M or 8Gi") from exc
     if memory >= 1 << 60:
         raise ApiError(Code.REFUSED, f"{show(given)} is more than any node has", "memory", "less than 1 EiB")
     return Amounts(cpus, memory)
@@ -214,7 +214,7 @@ def _band(body: dict[str, Any]) -> QosBand:
 
 
 def _holder(value: object) -> str:
-    allowed = f"a name of 1 to {MOST_HOLDER} printable characters, as namespace.pod"
+    allowed = f"a name of 1 to {MOST_HOLDER} printable characters, such as namespace.pod"
     if value is None:
         raise ApiError(Code.REFUSED, "it is missing", "holder", allowed)
     if not isinstance(value, str) or not 0 < len(value) <= MOST_HOLDER or not value.isprintable():

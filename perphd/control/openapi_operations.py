@@ -167,7 +167,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/config"): Operation(
         "The configuration in force",
-        record_of(sources=TEXTS, warnings=TEXTS, store_path=TEXT, daemon=OBJECT),
+        record_of(sources=TEXTS, warnings=TEXTS, store_path=TEXT, daemon=OBJECT, tuning=OBJECT),
     ),
     ("GET", "/v1/jobs"): Operation(
         "Jobs of the batch queue that run or wait and, with all, those that have ended",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from perphd.admission.settings import PolicySettings
 from perphd.cluster.reservations import BANDS
-from perphd.config.schema import Key, keys_of
+from perphd.config.schema import TUNING, Key, expert_keys, keys_of, usual_keys
 from perphd.config.workloads import WORKLOAD_TABLES
 from perphd.control.node_routes import MOST_CPUS
 from perphd.domain.wire import Schema
@@ -74,10 +75,13 @@ def workload_schema() -> Schema:
     for name, table in WORKLOAD_TABLES.items():
         if name not in tuple(Kind):
             continue
-        properties = {key.name: _key_schema(key) for key in keys_of(table)}
-        required = ["kind", *(key.name for key in keys_of(table) if key.required)]
+        properties = {key.name: _key_schema(key) for key in usual_keys(table)}
+        required = ["kind", *(key.name for key in usual_keys(table) if key.required)]
+        tuning = {key.name: _key_schema(key) for key in expert_keys(table)}
         if name == Kind.LRA:
-            properties["sli"] = properties["policy"] = OBJECT
+            properties["sli"] = OBJECT
+            tuning |= {key.name: _key_schema(key) for key in keys_of(PolicySettings)}
+        properties[TUNING] = {"type": "object", "properties": tuning, "additionalProperties": False}
         properties["kind"] = {"const": name}
         kinds.append(
             {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

@@ -38,7 +38,7 @@ MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
 MAX_ARRAY: Final = 10_000
 MAX_WORKERS: Final = 256
-"""Maximum number of workers of an elastic job, equal to the maximum number of running jobs ([queue] most_running)."""
+"""Maximum number of workers of an elastic job, equal to the greatest value of ``[tuning.queue] most_running``."""
 MAX_DEADLINE_S: Final = 366 * 86400.0
 MAX_RETRIES: Final = 1000
 MAX_STAGES: Final = 100

@@ -65,9 +65,11 @@ def whole(value: object, key: str, highest: int) -> int:
 
 
 def reading(key: str, value: object) -> float:
-    """A reading of the request: a number from 0, below 1e18. Raises ApiError."""
+    """A reading of the request: a number of at least 0 and below 1e18. Raises ApiError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
-        raise ApiError(Code.REFUSED, f"{show(value)} is not accepted", key, "a number from 0, below 1e18")
+        raise ApiError(
+            Code.REFUSED, f"{show(value)} is not accepted", key, "a number of at least 0 and below 1e18"
+        )
     return float(value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +13,7 @@ from aiohttp import web
 
 from perphd.config.file import TABLES, Config
 from perphd.config.host_check import check_workloads_on_host
-from perphd.config.schema import file_value, keys_of, show
+from perphd.config.schema import TUNING, Key, expert_keys, file_value, show, usual_keys
 from perphd.control import metrics
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
@@ -270,13 +270,15 @@ class Routes:
 
     async def _config(self, request: web.Request, peer: Peer) -> Any:
         config = self._agent.config
-        tables = {name: _keys(table, getattr(config, name)) for name, table in TABLES.items()}
+        tables = {name: _values(usual_keys(table), getattr(config, name)) for name, table in TABLES.items()}
+        tuning = {name: _values(expert_keys(table), getattr(config, name)) for name, table in TABLES.items()}
         lists: dict[str, list[Any]] = {kind.value: [] for kind in Kind}
         for spec in (*config.workloads, *config.matches):
             lists[spec.kind.value].append(table_of(spec))
         return {
-            **tables,
+            **{name: values for name, values in tables.items() if values},
             **lists,
+            TUNING: {name: values for name, values in tuning.items() if values},
             "sources": list(config.sources),
             "warnings": list(config.warnings),
             "store_path": config.store_path,
@@ -337,6 +339,6 @@ class Routes:
         return await read_body(request, self._limits.body_s, known)
 
 
-def _keys(table: type, values: object) -> dict[str, Any]:
+def _values(keys: Iterable[Key], table: object) -> dict[str, Any]:
     """A table in the form of a configuration file."""
-    return {key.name: file_value(key, getattr(values, key.field)) for key in keys_of(table)}
+    return {key.name: file_value(key, getattr(table, key.field)) for key in keys}

@@ -173,7 +173,8 @@ class ControlServer:
         except PerphError as exc:
             response = _error(ApiError(Code.FAILED, str(exc)))
         except TimeoutError:
-            response = _error(ApiError(Code.TIMEOUT, "the request was not complete in time"))
+            text = f"the request was not complete within {self._limits.body_s:g} s"
+            response = _error(ApiError(Code.TIMEOUT, text))
         except web.HTTPException as exc:
             response = _error(_from_http(exc, request, self._limits))
         except Exception:

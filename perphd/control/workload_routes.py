@@ -107,7 +107,7 @@ class WorkloadRoutes:
         if kind not in (None, spec.kind):
             raise ApiError(
                 Code.NOT_FOUND,
-                f"{show(name)} is {spec.kind}: perphctl {spec.kind} rm {name} removes the workload",
+                f"{show(name)} is declared as {spec.kind}: perphctl {spec.kind} rm {name} removes it",
                 "kind",
             )
         if spec.match and self.declared(name) is None:

@@ -47,7 +47,7 @@ class GroupFact:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Every TCP port that one of its processes listens on."""
+        """Every TCP port that one of the group's processes listens on."""
         return tuple(sorted({port for process in self.processes for port in process.ports}))
 
 

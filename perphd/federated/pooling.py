@@ -53,7 +53,9 @@ ALIKE: Final = 0.05
 much (log units).
 """
 LEAST_JUDGES: Final = 5
-"""Number of hosts that must know a point before one of them can be far there; fewer cannot tell which one is wrong."""
+"""Number of hosts that must know a point before one host's estimate of it can count as far from the others; fewer
+cannot tell which one is wrong.
+"""
 FAR_AWAY: Final = "its estimates are far from those of the other hosts"
 _NORMAL: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -243,12 +245,26 @@ def _quantile(sorted_values: Floats, above: Floats, level: float) -> Floats:
     return np.asarray(np.take_along_axis(sorted_values, row[None], axis=0)[0], dtype=np.float64)
 
 
+def ahead(ledger: ContributionLedger, name: str, now_unix_s: float) -> tuple[frozenset[str], bool]:
+    """Hosts whose documents are dated in the future, and whether this host's clock must be behind.
+
+    That is so if most other hosts are ahead of it. ``name``: the host that asks.
+    """
+    others = [each for each in ledger.counting() if each.contributor != name]
+    found = frozenset(each.contributor for each in others if _is_ahead(each, now_unix_s))
+    return found, 2 * len(found) > len(others)
+
+
+def _is_ahead(each: Contribution, now_unix_s: float) -> bool:
+    return each.made_unix_s - now_unix_s > CLOCK_SLACK_S
+
+
 def _unfit(
     each: Contribution, statistic: Statistic, count: int, asking: Asking, counted_by: str, alike: float
 ) -> str:
     if each.contributor == asking.name:
         return "own"
-    if each.made_unix_s - asking.now_unix_s > CLOCK_SLACK_S:
+    if _is_ahead(each, asking.now_unix_s):
         return "dated in the future"
     if asking.now_unix_s - each.made_unix_s > asking.expire_s:
         return "expired"

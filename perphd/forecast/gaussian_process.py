@@ -54,7 +54,10 @@ class GaussianProcess:
         return self.lags + self.patterns // 2
 
     def fit(self, values: Floats) -> Fitted | None:
-        """Length, share of noise and s^2 (on standardised targets)."""
+        """Fit the kernel to standardised targets.
+
+        Returns ``length``, the noise's share of s^2, and s^2, as the module defines them.
+        """
         patterns = self._standardised(np.asarray(values[-self.history :])[None, :])
         if not len(patterns.places):
             return 1.0, 1.0, 0.0

@@ -81,7 +81,7 @@ def of_histogram(histogram: Histogram, capacity: float, cells: int = CELLS) -> G
     """The distribution of a histogram of non-negative values; each cell takes the values above the previous cell."""
     if histogram.least < 0 or capacity <= 0:
         raise ValueError(
-            f"a grid needs values from 0 and a capacity above 0, not {histogram.least:g} and {capacity:g}"
+            f"a grid needs values of at least 0 and a capacity above 0, not {histogram.least:g} and {capacity:g}"
         )
     up_to = shares_to(histogram, np.linspace(0.0, capacity, cells + 1))
     return GridDistribution(capacity, np.diff(up_to, prepend=0.0), float(1.0 - up_to[-1]))

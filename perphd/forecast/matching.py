@@ -38,7 +38,7 @@ def minimum_weight_pairs(weights: Sequence[Sequence[float]]) -> tuple[tuple[int,
         return ()
     largest = max(abs(weights[i][j]) for i in range(n) for j in range(n) if i != j)
     if not math.isfinite(largest):
-        raise ValueError("weights are finite")
+        raise ValueError("every weight must be finite")
     unit = RESOLUTION / largest if largest > 0 else 1.0
     whole = [[round(weights[i][j] * unit) for j in range(n)] for i in range(n)]
     big = (n + 1) * 2 * (RESOLUTION + 1)

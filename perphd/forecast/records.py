@@ -64,7 +64,7 @@ def series_from(about: Mapping[str, Any], arrays: Mapping[str, Floats]) -> Follo
         float(about["widening"]),
     )
     if not len(ladder.values):
-        raise ValueError("a series has values")
+        raise ValueError("the record of a series holds no values; at least 1 is needed")
     return Followed(int(about["number"]), ladder, _finite(arrays["losses"]), _bits(about["missed"]))
 
 

@@ -204,7 +204,7 @@ class AppVersions:
             if (facts := seen[path]) is not None:
                 digest = _digest(f"{facts.st_size}:{facts.st_mtime_ns}".encode())
                 return _short(f"{name or 'program'}-{digest}")
-        why = f"the program of process {running.pid} ({said[:60]!r}) cannot be looked at"
+        why = f"the program of process {running.pid} ({said[:60]!r}) cannot be examined"
         if title.startswith("/") and not _is_own(title):
             why += (
                 f": {exe} cannot be read, and command lines are trusted only for files in {', '.join(_OWN)}"

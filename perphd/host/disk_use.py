@@ -1,8 +1,8 @@
 """Use of disks by device: busy time of each disk, and bytes moved by single control groups.
 
-Only whole disks count (/proc/diskstats, Documentation/admin-guide/iostats.rst), because partitions repeat
-them. Control groups: ``io.stat`` on v2, ``blkio.throttle.io_service_bytes_recursive`` on v1. On v1, delayed
-writes from memory count for the root group.
+Only whole disks count (/proc/diskstats, Documentation/admin-guide/iostats.rst), because partitions, loop devices and
+device mappers repeat them. Control groups: ``io.stat`` on v2, ``blkio.throttle.io_service_bytes_recursive`` on v1. On
+v1, delayed writes from memory count for the root group.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
 
 _SECTOR: Final = 512
-_IGNORED: Final = ("ram", "zram", "dm-", "md")
-"""Names of block devices in memory, or composed of other disks."""
+_IGNORED: Final = ("ram", "zram", "loop", "dm-", "md")
+"""Names of block devices in memory, in files, or composed of other disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class DiskCounters:
     moved_bytes: int
 
 
-def read_disks(fs: KernelFs, ignored: tuple[str, ...] = _IGNORED) -> dict[str, DiskCounters]:
-    """Counters by ``MAJOR:MINOR``, without devices whose names begin with one of ``ignored``.
+def read_disks(fs: KernelFs) -> dict[str, DiskCounters]:
+    """Counters by ``MAJOR:MINOR`` of whole disks.
 
     Raises:
         KernelError: the kernel does not report them.
         ValueError: a line cannot be understood.
     """
-    names = {name for name in fs.listdir("/sys/block") if not name.startswith(ignored)}
+    names = {name for name in fs.listdir("/sys/block") if not name.startswith(_IGNORED)}
     found = {}
     for line in fs.read("/proc/diskstats").decode("ascii", "replace").splitlines():
         fields = line.split()

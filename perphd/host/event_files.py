@@ -1,4 +1,4 @@
-"""Event counters read from files, on hosts where only files are available (``[host] root``).
+"""Event counters read from files, on hosts where only files are available (``[tuning.host] root``).
 
 A cgroup's file is ``/run/perphd-sim/perf`` followed by the cgroup's directory. It has one ``EVENT COUNT`` per
 line: growing totals, with the names of ``PerfEventKind`` in lower case. ``perphd sim mount`` writes the

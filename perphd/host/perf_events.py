@@ -162,7 +162,10 @@ def open_group(
 
 
 def probe_events(cgroup_dir: str, codes: EventCodes = COMMON_CODES) -> EventSupport:
-    """Try every event alone on one CPU of this cgroup; report which work, and why the others do not."""
+    """Try every event alone for this cgroup, on the first CPU that perphd may use.
+
+    Returns which events work, and why the others do not.
+    """
     cpu = CpuSet.of([min(os.sched_getaffinity(0))])
     supported: list[PerfEventKind] = []
     missing: dict[PerfEventKind, KernelError] = {}
@@ -235,7 +238,7 @@ class PerfEventGroup:
             self._counts = dict(zip(self._events, map(float, self._totals), strict=True))
             return self._counts
         self._counts = {}
-        return dict.fromkeys(self._events, Unavailable("no counter is left: their CPUs went offline"))
+        return dict.fromkeys(self._events, Unavailable("no counter is left: all of its CPUs went offline"))
 
     @property
     def events(self) -> tuple[PerfEventKind, ...]:

@@ -180,7 +180,7 @@ def resources(info: rdt.Info, setting: str) -> tuple[str, ...]:
 
 
 def wanted_schemata(info: rdt.Info, target: Settings, setting: str) -> rdt.Schemata:
-    """Schemata of one of the two settings, in the domains that it names.
+    """Schemata for ``llc_masks`` or ``mba_pct`` of ``target``, in the domains that this setting names.
 
     With CDP both cache halves get the mask.
     """
@@ -190,7 +190,7 @@ def wanted_schemata(info: rdt.Info, target: Settings, setting: str) -> rdt.Schem
 
 
 def settings_of(info: rdt.Info, target: Settings, found: rdt.Schemata) -> dict[str, object]:
-    """Both settings as shown by a group's schemata, for the requested domains and for domains with restrictions."""
+    """``llc_masks`` and ``mba_pct`` as a group's schemata show them, for requested and for restricted domains."""
     fresh = info.default()
     settings: dict[str, object] = {}
     for setting in RESCTRL_SETTINGS:

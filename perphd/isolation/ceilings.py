@@ -173,9 +173,7 @@ class Ceilings:
         if target is NO_LIMIT:
             return Aim(target)
         if high is NO_LIMIT:
-            return Aim(
-                KEEP, "no memory.high is in force, which must slow the group down before memory.max kills"
-            )
+            return Aim(KEEP, "no memory.high is in force to slow the group down before memory.max kills")
         margin = max(LEAST_MAX_MARGIN_BYTES, int(use.current_bytes * MAX_MARGIN_SHARE))
         least = _pages_up(max(use.current_bytes, high) + margin)
         if target >= least:

@@ -27,7 +27,10 @@ LEAST_PAUSE_S: Final = 0.9
 LOOK_S: Final = 4.0
 """Seconds after which an update's result is discarded; the update itself still finishes."""
 PATIENCE_S: Final = 1.0
-"""Seconds that a restore waits for an update in progress, which ends at its next workload or when the lock is held."""
+"""Seconds that a restore waits for an update in progress.
+
+The update ends at its next workload, or as soon as it finds that another program holds resctrl's lock.
+"""
 
 Placement: TypeAlias = Mapping[str, Placed]
 

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-import rdt
 from perphd.domain.errors import Broken, KernelError
 from perphd.domain.plan import Key, Write
-from perphd.host.resctrl import LockHeld, as_kernel_error
 
 log = logging.getLogger("perphd")
 
 Undo: TypeAlias = Callable[[], object]
 """Takes one write back. Returns False if there is nothing to take back, and raises if that fails."""
+Keep: TypeAlias = Callable[[Undo], None]
+"""Stores how to take back a change that is about to be made."""
 
 
 class NotRolledBack(Exception):
@@ -72,81 +72,87 @@ class Writer(Protocol):
     def hindrance(self, write: Write) -> KernelError | None:
         """Why this write must not be started; None: it may be."""
 
-    def make(self, write: Write, keep: Callable[[Undo], None]) -> KernelError | None:
-        """Make the write, and verify it. ``keep`` stores how to take back what it changes.
+    def make(self, write: Write, keep: Keep) -> KernelError | None:
+        """Make the write, and verify it.
 
-        Returns the failure of a part that need not be rolled back; None: there is none.
+        Calls ``keep`` before it changes anything, because a write that fails halfway is taken back as well. Returns the
+        failure of a part that need not be rolled back; None: there is none.
 
         Raises:
-            Exception: the write failed.
+            Exception: the write failed. Anything but a KernelError is a defect, and is logged in full.
         """
 
     def is_gone(self, write: Write) -> bool:
         """True if an error of this write means nothing, because its cgroup is gone or was replaced."""
 
-    def failed(self, write: Write, error: KernelError) -> None:
-        """Note a failure, before its scope is rolled back."""
+    def failed(self, write: Write, error: KernelError) -> bool:
+        """Note a failure, before its scope is rolled back. Returns False if no other scope can be written either."""
 
 
 def make_all(writer: Writer, writes: Sequence[Write], result: Result) -> None:
-    """Make these writes in order. Raises no Exception, since that would leave them half done.
-
-    If another program holds resctrl's lock, no further write is tried.
-    """
-    undo: dict[str, list[tuple[Write, Undo]]] = {}
+    """Make these writes in order. Raises no Exception, since that would leave them half done."""
+    undo: dict[str, list[Undo | Write]] = {}
     broken: set[str] = set()
+    written, gone = result.written, result.gone
     for write in writes:
         scope = writer.scope(write)
-        if scope in broken or write.workload in result.gone:
+        if scope in broken or write.workload in gone:
             continue
+        # Each write stands before its rollbacks, so that none needs an object of its own.
+        kept = undo.get(scope)
+        if kept is None:
+            kept = undo[scope] = []
+        kept.append(write)
         error = writer.hindrance(write)
         if error is None:
-            error = _make(writer, write, undo.setdefault(scope, []), result)
-        if error is None:
-            continue
+            try:
+                partly = writer.make(write, kept.append)
+            except Exception as exc:
+                if isinstance(exc, KernelError) and writer.is_gone(write):
+                    gone.add(write.workload)
+                    continue
+                error = as_failure(exc, write)
+            else:
+                written.append(write)
+                if partly is not None:
+                    result.note_failure(partly, write)
+                continue
         result.note_failure(error, write)
-        writer.failed(write, error)
-        _take_back(undo.pop(scope, []), result)
-        broken.add(scope)
-        if isinstance(error, LockHeld):
+        goes_on = writer.failed(write, error)
+        _take_back(undo.pop(scope), result)
+        if not goes_on:
             break
+        broken.add(scope)
 
 
-def _make(writer: Writer, write: Write, undo: list[tuple[Write, Undo]], result: Result) -> KernelError | None:
-    """Make one write; returns the failure, or None if it succeeded or the cgroup is gone."""
-    try:
-        partly = writer.make(write, lambda back: undo.append((write, back)))
-    except Exception as exc:
-        if isinstance(exc, KernelError) and writer.is_gone(write):
-            result.gone.add(write.workload)
-            return None
-        return as_failure(exc, write)
-    result.written.append(write)
-    if partly is not None:
-        result.note_failure(partly, write)
-    return None
-
-
-def _take_back(undo: Sequence[tuple[Write, Undo]], result: Result) -> None:
+def _take_back(kept: Sequence[Undo | Write], result: Result) -> None:
     """Take writes back, newest first. Files that fail stay in the journal."""
     written = set(result.written)
-    for write, back in reversed(undo):
-        try:
-            if back() is not False and write in written:
-                result.undone.append(write)
-        except NotRolledBack as exc:
-            result.undo_problems.append(str(exc))
-        except Exception as exc:  # any failure: continue with the other writes
-            why = as_failure(exc, write)
-            result.undo_problems.append(f"rollback failed, run perphd restore to undo it: {why}")
+    backs: list[Undo] = []
+    for each in reversed(kept):
+        if not isinstance(each, Write):
+            backs.append(each)
+            continue
+        for back in backs:
+            _take_one_back(each, back, written, result)
+        backs.clear()
+
+
+def _take_one_back(write: Write, back: Undo, written: Set[Write], result: Result) -> None:
+    try:
+        if back() is not False and write in written:
+            result.undone.append(write)
+    except NotRolledBack as exc:
+        result.undo_problems.append(str(exc))
+    except Exception as exc:  # any failure: continue with the other writes
+        why = as_failure(exc, write)
+        result.undo_problems.append(f"rollback failed, run perphd restore to undo it: {why}")
 
 
 def as_failure(exc: Exception, write: Write) -> KernelError:
     """The failure of a write as a KernelError; unexpected exceptions are logged in full."""
     if isinstance(exc, KernelError):
         return exc
-    if isinstance(exc, rdt.ResctrlError):
-        return as_kernel_error(exc)
     log.error("%s: writing %r ended unexpectedly", write.path, write.value, exc_info=exc)
     detail = f"{type(exc).__name__}: {exc}"
     advice = "unexpected error in perphd; the log has the traceback"

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import rdt
 from perphd.domain.backoff import BackoffRule
@@ -18,7 +18,7 @@ from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.knobs import RESCTRL_SETTINGS, Value
 from perphd.host.resctrl import LockHeld, as_kernel_error, patient, resources
-from perphd.isolation.engine import Result, Undo, make_all
+from perphd.isolation.engine import Keep, Result, Undo, make_all
 from perphd.isolation.group_watch import GroupWatch, SeenGroup
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
@@ -27,20 +27,21 @@ from perphd.isolation.refusals import Refusals
 
 LOCK_RETRY: Final = BackoffRule(1.0, 8.0)
 """Backoff when another program takes the lock at every try, although each check finds it free."""
+Do: TypeAlias = Callable[[Keep], None]
+"""Changes a group, and stores the rollback before it does; a change without a rollback stores none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """The work that carries out one write of a plan.
 
-    ``keys``: the knobs that it sets. ``values``: their targets, by which refusals are remembered. ``do`` returns the
-    rollback, or None if there is nothing to roll back.
+    ``keys``: the knobs that it sets. ``values``: their targets, by which refusals are remembered.
     """
 
     group: str
     keys: tuple[Key, ...]
     values: Mapping[Key, Value]
-    do: Callable[[], Undo | None]
+    do: Do
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class GroupJobs:
         self._partly: list[tuple[str, KernelError]] = []
         self._result = Result()
         self._late: set[Key] = set()
+        self._met_lock = False
         self.foreign: dict[str, frozenset[int]] = {}
         """Threads of each workload that are in groups of other programs."""
 
@@ -120,10 +122,11 @@ class GroupJobs:
         """Make these writes. A failure rolls back the writes of its group; other groups stay changed."""
         result = self._result = Result()
         self._late.clear()
+        self._met_lock = False
         make_all(self, writes, result)
         result.through -= self._late
         result.through -= {key for write in result.undone for key in self._todo[write].keys}
-        if not isinstance(result.failed, LockHeld):
+        if not self._met_lock:
             self._lock = None
         return result
 
@@ -139,29 +142,31 @@ class GroupJobs:
         """False: groups are perphd's own, so an error about one always counts."""
         return False
 
-    def make(self, write: Write, keep: Callable[[Undo], None]) -> KernelError | None:
+    def make(self, write: Write, keep: Keep) -> KernelError | None:
         """Do the job behind this write; returns the refusal of a setting in a group that was otherwise made."""
         job = self._todo[write]
-        back = job.do()
+        self._partly = []
+        with _kernel_errors():
+            job.do(lambda back: keep(lambda: _undone(back)))
         self._result.through |= set(job.keys)
-        if back is not None:
-            keep(back)
         refused = self._refused_parts(job)
         for key in job.keys:
             if key not in self._late and key in job.values:
                 self._refusals.took(key, job.values[key])
         return refused
 
-    def failed(self, write: Write, error: KernelError) -> None:
-        """Remember the refusal, or who holds the lock."""
+    def failed(self, write: Write, error: KernelError) -> bool:
+        """Remember the refusal, or who holds the lock: then no other group can be changed either."""
         job = self._todo[write]
         self._late |= set(job.keys)
         if isinstance(error, LockHeld):
             before = 0.0 if self._lock is None else self._lock.pause_s
             self._lock = _Lock(str(error), self._now_s, LOCK_RETRY.after(before))
-            return
+            self._met_lock = True
+            return False
         for key, value in job.values.items():
             self._refusals.failed(key, value, error, self._now_s)
+        return True
 
     def _refused_parts(self, job: Job) -> KernelError | None:
         parts, self._partly = self._partly, []
@@ -174,33 +179,24 @@ class GroupJobs:
 
     # -- making and filling --------------------------------------------------------------------------------------
 
-    def making(self, groups: rdt.Groups, pool: Pool) -> Callable[[], Undo | None]:
+    def making(self, groups: rdt.Groups, pool: Pool) -> Do:
         """The job that creates a group or changes its schemata."""
-        return lambda: self._make(patient(groups, self._lock_wait_s), pool)
+        return lambda keep: self._make(patient(groups, self._lock_wait_s), pool, keep)
 
-    def _make(self, groups: rdt.Groups, pool: Pool) -> Undo | None:
+    def _make(self, groups: rdt.Groups, pool: Pool, keep: Keep) -> None:
         access = groups.resctrl.access
         group = groups.control(pool.key)
         path = access.path(group.relative)
         known, mount = self._journal.originals.get(path), access.identity()
         if known is None or known.identity != mount:
             self._journal.record([Original(path, b"", mount, RESCTRL_SETTINGS[0], pool.names[0])])
-        existed = groups.resctrl.exists(group)
-        try:
-            made = groups.make(pool.key)
+        if groups.resctrl.exists(group):
             before = groups.resctrl.schemata(group)
-            after = self._ensure(groups, group, pool.schemata)
-        except rdt.ResctrlError:
-            if not existed and groups.resctrl.exists(group):
-                self._remove(groups, pool.key, path)
-            elif not existed:
-                self._forget(pool.key, path)
-            raise
-        seen = SeenGroup(group, path, made.identity, after, groups.resctrl.tasks(group))
-        self._wrote(pool.key, seen)
-        if made.created:
-            return lambda: self._remove(groups, pool.key, path)
-        return lambda: self._back_to(groups, pool.key, seen, before)
+            keep(lambda: self._back_to(groups, pool.key, path, before))
+        else:
+            keep(lambda: self._unmake(groups, pool.key, path))
+        groups.make(pool.key)
+        self._wrote(groups, pool.key, path, self._ensure(groups, group, pool.schemata))
 
     def _ensure(self, groups: rdt.Groups, group: rdt.GroupRef, wanted: rdt.Schemata) -> rdt.Schemata:
         """Write both settings at once; if the kernel refuses, write each separately."""
@@ -220,54 +216,77 @@ class GroupJobs:
             self._partly += refused
             return groups.resctrl.schemata(group)
 
-    def _back_to(self, groups: rdt.Groups, key: str, seen: SeenGroup, before: rdt.Schemata) -> None:
-        after = groups.ensure(seen.group, before).after
-        self._wrote(key, SeenGroup(seen.group, seen.path, seen.identity, after, seen.tasks))
+    def _back_to(self, groups: rdt.Groups, key: str, path: str, before: rdt.Schemata) -> None:
+        group = groups.control(key)
+        if not groups.resctrl.exists(group):
+            return  # another program removed it, and the next plan makes it again
+        try:
+            groups.ensure(group, before)
+        finally:  # values that perphd could not restore are no other program's either
+            self._wrote(groups, key, path, groups.resctrl.schemata(group))
 
-    def _wrote(self, key: str, seen: SeenGroup) -> None:
+    def _unmake(self, groups: rdt.Groups, key: str, path: str) -> None:
+        if groups.resctrl.exists(groups.control(key)):
+            self._remove(groups, key, path)
+        else:  # making it failed
+            self._forget(key, path)
+
+    def _wrote(self, groups: rdt.Groups, key: str, path: str, schemata: rdt.Schemata) -> None:
+        group, resctrl = groups.control(key), groups.resctrl
+        seen = SeenGroup(group, path, resctrl.identity(group), schemata, resctrl.tasks(group))
         self._changes.wrote(key, seen)
         for name, home in self._changes.homes().items():
             if home == key:
                 self._note(name)
 
-    def filling(self, groups: rdt.Groups, key: str, spec: WorkloadSpec) -> Callable[[], Undo | None]:
+    def filling(self, groups: rdt.Groups, key: str, spec: WorkloadSpec) -> Do:
         """The job that moves a workload's threads into a group."""
-        return lambda: self._fill(patient(groups, self._lock_wait_s), key, spec)
+        return lambda keep: self._fill(patient(groups, self._lock_wait_s), key, spec, keep)
 
-    def _fill(self, groups: rdt.Groups, key: str, spec: WorkloadSpec) -> Undo | None:
-        group = groups.control(key)
+    def _fill(self, groups: rdt.Groups, key: str, spec: WorkloadSpec, keep: Keep) -> None:
+        group, home = groups.control(key), self._changes.home(spec.name)
         threads = self._cgroups.group(spec.cgroup).threads
-        filled = groups.fill(group, threads)
-        self.foreign[spec.name] = filled.left_to_others
-        before = self._changes.home(spec.name)
+        there = groups.resctrl.tasks(group)
+        keep(lambda: self._unfill(groups, key, spec, home, there))
+        self.foreign[spec.name] = groups.fill(group, threads).left_to_others
         self._changes.filled(spec.name, key, groups.resctrl.tasks(group) & threads())
         self._note(spec.name)
-        return lambda: self._unfill(groups, spec.name, filled.moved, before if before != key else "")
 
-    def _unfill(self, groups: rdt.Groups, name: str, moved: frozenset[int], before: str) -> None:
-        home = self._changes.left(before)
-        if home is not None and groups.resctrl.exists(home.group):
-            groups.fill(home.group, moved)
-            self._changes.filled(name, before, moved)
+    def _unfill(
+        self, groups: rdt.Groups, key: str, spec: WorkloadSpec, before: str, there: frozenset[int]
+    ) -> None:
+        """Move the threads that were not ``there`` back to the group ``before``; the default group if that is gone."""
+        resctrl, threads = groups.resctrl, self._cgroups.group(spec.cgroup).threads()
+        inside = threads & _tasks(resctrl, groups.control(key))
+        moved = inside - there
+        home = None if before == key else self._changes.left(before)
+        if home is not None and resctrl.exists(home.group):
+            if moved:
+                groups.fill(home.group, moved)
+            self._changes.filled(spec.name, before, threads & _tasks(resctrl, home.group))
         else:
-            groups.release(moved)
-            self._changes.released(name)
-        self._note(name)
+            if moved:
+                groups.release(moved)
+            if before == key and inside > moved:
+                self._changes.filled(spec.name, key, inside - moved)
+            else:
+                self._changes.released(spec.name)
+        self._note(spec.name)
 
     # -- restoring -----------------------------------------------------------------------------------------------
 
-    def releasing(self, groups: rdt.Groups, spec: WorkloadSpec) -> Callable[[], Undo | None]:
+    def releasing(self, groups: rdt.Groups, spec: WorkloadSpec) -> Do:
         """The job that moves a workload's threads back to the default group."""
-        return lambda: self._release(patient(groups, self._lock_wait_s), spec)
+        return lambda keep: self._release(patient(groups, self._lock_wait_s), spec)
 
     def _release(self, groups: rdt.Groups, spec: WorkloadSpec) -> None:
         groups.release(self._cgroups.group(spec.cgroup).threads)
         self._changes.released(spec.name)
         self._note(spec.name)
 
-    def removing(self, groups: rdt.Groups, key: str, path: str) -> Callable[[], Undo | None]:
+    def removing(self, groups: rdt.Groups, key: str, path: str) -> Do:
         """The job that removes a group."""
-        return lambda: self._remove(patient(groups, self._lock_wait_s), key, path)
+        return lambda keep: self._remove(patient(groups, self._lock_wait_s), key, path)
 
     def _remove(self, groups: rdt.Groups, key: str, path: str) -> None:
         names = [name for name, home in self._changes.homes().items() if home == key]
@@ -298,7 +317,7 @@ class GroupJobs:
             KernelError: a step failed.
         """
         groups = patient(groups, 0.0)
-        try:
+        with _kernel_errors():
             for key in dict.fromkeys(homes[name] for name in names if name in homes):
                 left = {name for name, home in homes.items() if home == key and name not in names}
                 if not left:
@@ -307,5 +326,25 @@ class GroupJobs:
                 for name in names:
                     if homes.get(name) == key and name in specs:
                         self._release(groups, specs[name])
-        except rdt.ResctrlError as exc:
-            raise as_kernel_error(exc) from exc
+
+
+@contextmanager
+def _kernel_errors() -> Iterator[None]:
+    """Turn errors of ``rdt`` into perphd's."""
+    try:
+        yield
+    except rdt.ResctrlError as exc:
+        raise as_kernel_error(exc) from exc
+
+
+def _undone(back: Undo) -> object:
+    with _kernel_errors():
+        return back()
+
+
+def _tasks(resctrl: rdt.Resctrl, group: rdt.GroupRef) -> frozenset[int]:
+    """The threads in a group; none if the group is gone, because the default group then has them."""
+    try:
+        return resctrl.tasks(group)
+    except rdt.Gone:
+        return frozenset()

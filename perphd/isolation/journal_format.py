@@ -206,6 +206,6 @@ def says_more(copy: bytes, journal: bytes, header: bytes) -> bool:
     *lines, torn = journal.split(b"\n")
     first = parse(lines[0]) if lines else None
     if first is not None and first["kind"] == "header" and first != records[0]:
-        return False  # the file is of another boot or version, which is not damage
+        return False  # the file belongs to another boot or version, which is not damage
     whole = [record for line in lines if (record := parse(line)) is not None]
     return len(whole) < len(lines) or not lines or bool(torn and len(whole) < len(records))

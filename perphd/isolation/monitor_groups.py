@@ -51,7 +51,7 @@ TURNING_SHARE: Final = 4
 SPARE_RMIDS: Final = 2
 """RMIDs left to other programs."""
 LOOK_AGAIN_S: Final = 30.0
-"""Seconds after which resctrl monitoring is searched again if it is unavailable."""
+"""Seconds between two searches for resctrl monitoring while it is unavailable."""
 LOCK_WAIT_S: Final = 0.2
 """Time that an update waits for resctrl's lock. Short, because updates repeat and a restore waits for them."""
 REFUSED: Final = BackoffRule(1.0, 30.0)
@@ -59,7 +59,9 @@ REFUSED: Final = BackoffRule(1.0, 30.0)
 FULL_S: Final = 60.0
 """Time after ENOSPC during which the number of groups does not grow."""
 
-NOT_ASKED: Final = Unavailable("the workload is only observed, and [resctrl] monitor_in_observe is false")
+NOT_ASKED: Final = Unavailable(
+    "the workload is only observed, and [tuning.resctrl] monitor_in_observe is false"
+)
 NO_THREADS: Final = Unavailable("the workload has no threads")
 NOT_YET: Final = Unavailable("the workload's threads are not all in its resctrl group yet")
 FOREIGN: Final = Unavailable("the workload's threads are in another program's resctrl group and stay there")
@@ -80,7 +82,7 @@ class Placed(Protocol):
 
     @property
     def shared(self) -> bool:
-        """True if other workloads' threads are in it."""
+        """True if the group also holds other workloads' threads."""
 
 
 @dataclass(frozen=True, slots=True)

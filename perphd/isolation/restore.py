@@ -248,7 +248,7 @@ class _Run:
     def _due(self, entry: Original) -> str | None:
         """The file's present text if it must be written; None if not, with the outcome recorded."""
         if was_set_through_systemd(entry) and not self._backends.is_units(entry.path):
-            note = "it was set through systemd, which isolation.units forbids here: run perphd restore"
+            note = "it was set through systemd, which tuning.isolation.units forbids here: run perphd restore"
             self._add("failed", entry, note=note)
             self.notes.append(f"{entry.path}: not restored: {note}")
             return None

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["restored", "already", "gone", "foreign", "failed"]
-"""The lists of a report."""
+"""What became of a file: the field of ``RestoreReport`` that lists it."""
 
 
 @dataclass(frozen=True, slots=True)

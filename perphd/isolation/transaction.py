@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from posixpath import dirname
 from types import MappingProxyType
 
@@ -20,7 +21,7 @@ from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, sa
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
 from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
-from perphd.isolation.engine import NotRolledBack, Result, Undo, make_all
+from perphd.isolation.engine import Keep, NotRolledBack, Result, make_all
 from perphd.isolation.journal import Journal, OriginTaken
 from perphd.isolation.journal_format import Original
 
@@ -96,9 +97,10 @@ class Transaction:
         result.too_slow = True
         return _too_slow(write, self._deadline_s)
 
-    def failed(self, write: Write, error: KernelError) -> None:
-        """Forget the texts read back, which the rollback changes."""
+    def failed(self, write: Write, error: KernelError) -> bool:
+        """Forget the texts read back, which the rollback changes. All files are one scope, so nothing is left."""
         self.result.texts.clear()
+        return False
 
     def is_gone(self, write: Write) -> bool:
         """True if the cgroup is gone or was replaced; else only this file is missing."""
@@ -204,7 +206,7 @@ class Transaction:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def make(self, write: Write, keep: Callable[[Undo], None]) -> None:
+    def make(self, write: Write, keep: Keep) -> None:
         """Write one value, and read it back."""
         path, keyed = write.path, lines.is_keyed(write.path)
         directory = path.rpartition("/")[0]
@@ -229,7 +231,7 @@ class Transaction:
             raise Broken(path, "write", errno.EIO, write.value, detail, advice)
         self.result.texts[path] = now
 
-    def _about_to_write(self, write: Write, found: str, keep: Callable[[Undo], None]) -> None:
+    def _about_to_write(self, write: Write, found: str, keep: Keep) -> None:
         """Keep what this write will change, for the rollback; raises Busy if it is not as planned."""
         if write.path not in self._led and not same(write.path, write.before, found):
             detail = f"it reads {found!r} instead of {write.before!r}"
@@ -241,7 +243,7 @@ class Transaction:
             before.append((path, read_text(self._fs, path)))
             self._led.add(path)
             self.result.texts.pop(path, None)
-        keep(lambda: self._take_back(write, before))
+        keep(partial(self._take_back, write, before))
 
     def _put(self, path: str, text: str, identity: Identity | None) -> str:
         try:

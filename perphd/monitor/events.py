@@ -39,7 +39,7 @@ STARVED_SAMPLES: Final = 3
 """Consecutive samples with too little counting time after which fewer events are opened."""
 
 RETRY: Final = BackoffRule(2.0, 60.0)
-"""Backoff between attempts to open events, after a refusal that has another reason than the events."""
+"""Backoff between attempts to open events, after a refusal that was not due to the events."""
 RISE: Final = BackoffRule(60.0, 960.0)
 """Backoff between attempts to open more events, after a shortage of counters."""
 NEXT_RISE_S: Final = 10.0

@@ -280,7 +280,7 @@ def _numbers(fs: KernelFs, path: str, needles: tuple[bytes, ...]) -> list[Readin
 def _disk_bytes(fs: KernelFs) -> Reading:
     """Bytes read and written by whole disks since boot, without partitions and devices layered on disks."""
     try:
-        disks = read_disks(fs, ("loop", "ram", "dm-", "md"))
+        disks = read_disks(fs)
         return float(sum(disk.moved_bytes for disk in disks.values()))
     except (KernelError, ValueError) as exc:
         return Unavailable(f"/proc/diskstats: {exc}")

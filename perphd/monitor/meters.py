@@ -129,7 +129,7 @@ class PressureMeter:
         for field, share, rate in self._shares:
             total_us = psi_total_us(data, share)
             if total_us is None:
-                out[field] = Unavailable(f"no {share.decode()!r} line with a total is in the pressure file")
+                out[field] = Unavailable(f"the pressure file has no {share.decode()!r} line with a total")
             else:
                 stalled = rate.update(float(total_us), now_s)
                 # The kernel adds an ongoing stall when the file is read, so that growth may exceed the

@@ -23,7 +23,7 @@ _CELL_BYTES: Final = 48
 _STEPS_BETWEEN_CHECKS: Final = 4000
 """Number of SQLite steps between two checks of the time. They mostly take less than 0.1 ms, longer on long texts."""
 MAX_PATTERN: Final = 200
-"""Maximum length of LIKE and GLOB patterns, whose comparison is a single step that cannot be interrupted."""
+"""Maximum length in bytes of LIKE and GLOB patterns, whose comparison is one step that cannot be interrupted."""
 
 _READING: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}

@@ -118,7 +118,10 @@ def _cause(text: str) -> Cause:
 
 
 def _candidate(record: str) -> tuple[Reading, Reading]:
-    """Probability that the chosen allocation meets the target, and its cost to batch."""
+    """Probability that the chosen allocation meets the target, and its cost to batch.
+
+    Reads only these figures of the record: ``domain.wire`` would convert all candidates of every decision of a report.
+    """
     data = json.loads(record)
     chosen = data.get("chosen")
     for candidate in data.get("candidates", ()):

@@ -30,7 +30,7 @@ from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
 LOOK_OVER_EVERY: Final = 10
 """Number of LRA samples between two checks for changes that reading does not show (a recreated cgroup ...)."""
 LOOK_BATCH_OVER_EVERY: Final = 30
-"""Number of batch samples between two such checks. They are rarer, because batch is more numerous."""
+"""The same number for batch workloads. It is greater, because there are more of them than LRAs."""
 
 LATE_FACTOR: Final = 2.0
 """Multiple of the period above which an interval is flagged LATE."""

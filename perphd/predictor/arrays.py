@@ -34,7 +34,7 @@ def unpack(data: bytes) -> tuple[Any, Mapping[str, Any]]:
     """The value and arrays given to ``pack``.
 
     Raises:
-        ValueError: the data are of another format or truncated.
+        ValueError: the data have another format or are truncated.
     """
     if not data.startswith(MAGIC):
         raise ValueError(f"not packed arrays: it begins with {data[:24]!r}")

@@ -34,6 +34,8 @@ MAX_CELLS: Final = 48
 MAX_STAGES: Final = 64
 MAX_COUNT: Final = 1000.0
 MAX_AGE_S: Final = 1e10
+_MAX_INT = 2.0**31 - 1
+"""Largest index: trees store theirs as int32."""
 _MAX_NODES = 8192
 _MAX_LOG = 100.0
 """Bound of logarithms; no performance has larger values."""
@@ -101,13 +103,13 @@ class TreesState:
     """Boosted trees in the form of ``ogbrt.Trees``."""
 
     base: float = number(-_MAX_LOG, _MAX_LOG)
-    node_start: tuple[int, ...] = items(1, 2001, 2.0**31)
-    leaf_start: tuple[int, ...] = items(1, 2001, 2.0**31)
+    node_start: tuple[int, ...] = items(1, 2001, _MAX_INT)
+    leaf_start: tuple[int, ...] = items(1, 2001, _MAX_INT)
     feature: tuple[int, ...] = items(0, _MAX_NODES, 64)
     threshold: tuple[float, ...] = items(0, _MAX_NODES, 1e12)
     missing_left: tuple[bool, ...] = items(0, _MAX_NODES)
-    left: tuple[int, ...] = items(0, _MAX_NODES, 2.0**31)
-    right: tuple[int, ...] = items(0, _MAX_NODES, 2.0**31)
+    left: tuple[int, ...] = items(0, _MAX_NODES, _MAX_INT)
+    right: tuple[int, ...] = items(0, _MAX_NODES, _MAX_INT)
     value: tuple[float, ...] = items(0, _MAX_NODES, _MAX_LOG)
 
 

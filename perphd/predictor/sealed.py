@@ -69,12 +69,13 @@ class SealedFormat:
         except ValueError as exc:
             raise self.error(f"the {self.noun} holds a number that is not finite: {exc}") from exc
         head = json.dumps({"format": self.name, "version": self.version, "sha256": _digest(canonical)})
-        return f'{head[:-1]}, "body": {canonical}}}\n'
+        text = f'{head[:-1]}, "body": {canonical}}}\n'
+        self._check_size(text)
+        return text
 
     def value(self, hint: type[T], text: str | bytes) -> T:
         """The value of a text. Raises ``error`` for any text that ``text`` cannot have made."""
-        if len(text) > self.most_bytes:
-            raise self.error(f"{len(text)} bytes exceed the limit for a {self.noun} ({self.most_bytes})")
+        self._check_size(text)
         try:
             data = json.loads(text, parse_constant=_no_constant)
         except (ValueError, RecursionError) as exc:
@@ -101,6 +102,10 @@ class SealedFormat:
             return decode(hint, body)
         except SealedError as exc:
             raise self.error(str(exc)) from exc
+
+    def _check_size(self, text: str | bytes) -> None:
+        if len(text) > self.most_bytes:
+            raise self.error(f"{len(text)} bytes exceed the limit for a {self.noun} ({self.most_bytes})")
 
 
 def decode(hint: type[T], data: object, where: str = "") -> T:

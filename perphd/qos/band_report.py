@@ -22,13 +22,14 @@ class BandMember:
     """A workload that declares its band.
 
     ``enforced``: perphd may write its settings. ``knobs``: settings that the host has for it. ``in_force``: the
-    settings that perphd has written.
+    settings that perphd has written. ``beside_gold``: see ``division.beside_gold``.
     """
 
     spec: WorkloadSpec
     enforced: bool
     knobs: frozenset[str] = frozenset()
     in_force: Settings = Settings()
+    beside_gold: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ def _cpus(each: BandMember, division: Division, host: HostControls) -> str:
     if reason:
         return f"no reserved CPUs, {share} instead: {reason}"
     if spec.band == QosBand.SILVER:
-        return f"{share} for {spec.reserved_cpus:g} reserved CPUs"
+        words = [f"{share} for {spec.reserved_cpus:g} reserved CPUs", each.beside_gold]
+        return "; ".join(filter(None, words))
     cores = division.cores.get(spec.name)
     if cores is None:
         return "its control group does not exist: nothing is reserved"

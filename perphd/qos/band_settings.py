@@ -41,7 +41,7 @@ def choices(band: QosBand, knobs: frozenset[str]) -> tuple[Choice, ...]:
 
 
 def reserves_memory(spec: WorkloadSpec) -> bool:
-    """True if its band protects memory for it. The shaper controls memory that it may lend."""
+    """True if the workload's band protects memory for it. Memory that it may lend is the shaper's instead."""
     return (
         spec.band in (QosBand.GOLD, QosBand.SILVER)
         and spec.reserved_memory_bytes > 0

@@ -31,7 +31,7 @@ class QosBand(StrEnum):
 
     @property
     def protected(self) -> bool:
-        """True if no other workload's demand may take resources from it."""
+        """True if no other workload's demand may take resources from a workload of this band."""
         return self is not QosBand.COPPER
 
 

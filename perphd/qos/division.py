@@ -190,6 +190,29 @@ def over(
     return _within_ways(wanted, masks, spec.gives_way, least_bits)
 
 
+def beside_gold(spec: WorkloadSpec, wanted: Settings, division: Division, knobs: frozenset[str]) -> str:
+    """The consequence for an LRA if its CPUs may overlap with gold's; empty if there is none.
+
+    ``wanted``: the policy's settings for it.
+    """
+    gold = CpuSet.of(cpu for cores in division.cores.values() for cpu in cores)
+    if not gold or spec.kind is not Kind.LRA or spec.name in division.cores:
+        return ""
+    why = (
+        'touch = "batch" leaves its CPUs as they are'
+        if spec.touch is not Touch.ALL
+        else ""
+        if "cpus" in knobs
+        else "no cpuset can be set here"
+    )
+    if why:
+        return f"it may also run on gold's CPUs {gold}, because {why}"
+    if wanted.cpus is KEEP or not (both := wanted.cpus & gold):
+        return ""
+    kept = over(spec, wanted, division, {}, knobs).cpus
+    return f"it has CPUs {kept} instead of the policy's {wanted.cpus}, because {both} are gold's"
+
+
 def _as_many(division: Division, cpus: int) -> CpuSet:
     """Whole shared cores with at least this many CPUs, the last ones first; all if there are too few."""
     found = CpuSet()

@@ -85,7 +85,7 @@ def event_of(record: object, now_s: float) -> CopperEvent | None:
     """The event that ``event_record`` described; None if it is over.
 
     Raises:
-        WireError: the record is of no event.
+        WireError: the record does not describe an event.
     """
     event = decode(CopperEvent, record)
     return None if now_s >= event.over_s else event

@@ -281,7 +281,7 @@ def _chosen(
     regular: bool,
     crashes: int,
 ) -> tuple[Collection[str], float, bool]:
-    """The workloads to plan now, the room for them, and whether a plan of all is due later."""
+    """The workloads to plan now, the memory for them in bytes, and whether a plan of all workloads is due later."""
     if isinstance(capacity, Unavailable):
         return (), 0.0, state.tight and not regular
     early = rules.mode is ShaperMode.PESSIMISTIC and not regular

@@ -145,7 +145,7 @@ class Request:
             raise DesignRefused(
                 "hours",
                 f"{self.hours:g} h hold {self.pairs} pairs of blocks of {self.block_s:g} s; {MIN_PAIRS} are needed",
-                f"at least {need_h:.3g} h with this block",
+                f"at least {need_h:.3g} h with blocks of this length",
             )
 
     @property

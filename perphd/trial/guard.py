@@ -50,7 +50,7 @@ SMALL: Final = 0.5
 BUSIER: Final = 1.1
 """Work relative to the busiest observed block above which the load may cause a higher delay."""
 BUSIER_DELAY: Final = 1.5
-"""Factor on the accepted delay in that case."""
+"""Factor on the accepted delay while the LRA does more work than ``BUSIER`` times the busiest observed block."""
 PRIOR: Final = 3.0
 HARMFUL_BLOCKS: Final = 2
 BUSY_SHARE: Final = 0.5

@@ -17,13 +17,14 @@ _PROGRAM = [sys.executable, "-c", "from perphd.commands.daemon import main; main
 _CONFIG = """
 [daemon]
 mode = "enforce"
-policy = "{policy}"
 period_s = 0.2
 state_dir = "{folder}"
 socket = "{folder}/perphd.sock"
 read_group = "root"
 admin_group = "root"
-[policy]
+[tuning.daemon]
+policy = "{policy}"
+[tuning.policy]
 confirm_ticks = 1
 settle_s = 0.0
 evaluate_ticks = 1

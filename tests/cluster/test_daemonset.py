@@ -35,7 +35,7 @@ IMAGE = "PERPHD_IMAGE"
 CONFIG = f"""
 [daemon]
 period_s = 0.25
-[policy]
+[tuning.policy]
 confirm_ticks = 1
 settle_s = 0.0
 evaluate_ticks = 1

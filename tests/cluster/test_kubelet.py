@@ -49,7 +49,7 @@ state_dir = "{state}"
 socket = "{state}/perphd.sock"
 read_group = "root"
 admin_group = "root"
-[policy]
+[tuning.policy]
 confirm_ticks = 1
 settle_s = 0.0
 evaluate_ticks = 1

@@ -29,12 +29,13 @@ NAMES = ("gold", "silver", "copper", "other")
 CONFIG = """
 [daemon]
 mode = "{mode}"
-policy = "none"
 period_s = 0.5
 state_dir = "{state}"
 socket = "{state}/perphd.sock"
 read_group = "root"
 admin_group = "root"
+[tuning.daemon]
+policy = "none"
 [[lra]]
 name = "gold"
 cgroup = "{top}-gold"

@@ -37,7 +37,7 @@ state_dir = "{state}"
 socket = "{state}/perphd.sock"
 read_group = "root"
 admin_group = "root"
-[policy]
+[tuning.policy]
 confirm_ticks = 1
 settle_s = 0.0
 evaluate_ticks = 1
@@ -153,8 +153,8 @@ def restore_by(config: Path) -> subprocess.CompletedProcess[bytes]:
 def kept_by_a_daemon(top: str, config: Path, state: Path) -> None:
     """What a restart does: a daemon with this state directory enforces, and ends with all in force."""
     before = contents(top)
-    text = CONFIG.format(state=state, top=top).replace("[policy]", 'on_stop = "keep"\n[policy]')
-    config.write_text(text.replace('mode = "enforce"', 'mode = "enforce"\npolicy = "static"'))
+    text = CONFIG.format(state=state, top=top).replace("[tuning.policy]", 'on_stop = "keep"\n[tuning.policy]')
+    config.write_text(f'{text}[tuning.daemon]\npolicy = "static"\n')
     daemon = start(config)
     wait_for_change(top, before, daemon)
     wait_until_it_answers(state / "perphd.sock", daemon)
@@ -199,7 +199,7 @@ def test_a_daemon_changes_nothing_in_groups_that_one_with_another_state_director
     for name in ("first", "second"):
         config = tmp_path / f"{name}.toml"
         text = CONFIG.format(state=tmp_path / name, top=top)
-        config.write_text(text.replace('mode = "enforce"', 'mode = "enforce"\npolicy = "static"'))
+        config.write_text(f'{text}[tuning.daemon]\npolicy = "static"\n')
         daemons.append(start(config))
         wait_until_it_answers(tmp_path / name / "perphd.sock", daemons[-1])
         wait_for_change(top, before, daemons[0])

@@ -33,14 +33,15 @@ FILE_BYTES = 256 << 20
 CONFIG = """
 [daemon]
 mode = "{mode}"
-policy = "none"
 period_s = 0.5
 state_dir = "{state}"
 socket = "{state}/perphd.sock"
+[tuning.daemon]
+policy = "none"
 [store]
 enabled = false
 [contention]
-disks = true
+devices = "disks"
 [[lra]]
 name = "victim"
 cgroup = "/{group}/victim"

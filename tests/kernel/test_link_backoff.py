@@ -36,16 +36,17 @@ SOLO_S, TOGETHER_S, READY_S = 8.0, 24.0, 120.0
 CONFIG = """
 [daemon]
 mode = "{mode}"
-policy = "none"
 period_s = 0.5
 state_dir = "{state}"
 socket = "{state}/perphd.sock"
+[tuning.daemon]
+policy = "none"
 [store]
 enabled = false
 [network]
 devices = "v0"
 [contention]
-links = true
+devices = "links"
 [[lra]]
 name = "victim"
 cgroup = "/{group}/victim"

@@ -66,6 +66,7 @@ enabled = false
 [queue]
 enabled = true
 group = "users"
+[tuning.queue]
 most_running = 8
 cpu_risk = 1.0
 memory_risk = 1.0

@@ -32,9 +32,10 @@ UNIT = "[Unit]\nDescription={name}\n[Service]\n{more}\nExecStart={command}\n"
 CONFIG = """
 [daemon]
 mode = "{mode}"
-policy = "{policy}"
 period_s = 1.0
-[isolation]
+[tuning.daemon]
+policy = "{policy}"
+[tuning.isolation]
 deadline_s = 30.0
 """
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.agent import Agent
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
 from perphd.agent.simulated import build_simulated, simulated_sli
 from perphd.config.file import Config, DaemonConfig, StoreConfig
 from perphd.domain.allocation import Settings
@@ -72,12 +73,13 @@ class Bench:
         self.before = self.files()
 
     def start(self) -> Agent:
-        return build_agent(
+        self.parts = build_parts(
             self.config,
             fs=self.host.fs,
             opener=self.host.perf_opener,
             sli_opener=simulated_sli(self.host),
         )
+        return assemble(self.config, self.parts)
 
     async def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -345,7 +347,7 @@ async def test_pushed_readings_only_where_they_are_expected(tmp_path: Path) -> N
 async def test_what_a_source_says_of_its_readings_is_shown_for_as_long_as_it_says_it(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         await b.run(1)
-        (_, source) = b.agent._state.parts.sli._sources["db"]
+        (_, source) = b.parts.sli._sources["db"]
         source.notes = ("first and last are far apart", "more goes out")  # type: ignore[attr-defined]
         await b.run(1)
         assert b.agent.status().problems == ("db: first and last are far apart; more goes out",)
@@ -461,16 +463,16 @@ class EndsPi:
 async def test_a_mode_that_is_set_while_limits_are_written_keeps_a_workload_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
 ) -> None:
+    shaper = EndsPi()
+    monkeypatch.setattr("perphd.agent.composition.Shaping", lambda *_: shaper)
     async with bench(tmp_path) as found:
-        parts = found.agent._state.parts
-        shaper, apply = EndsPi(), parts.executor.apply
+        apply = found.parts.executor.apply
 
         async def slow_apply(changes: ChangeSet, **options: bool) -> Applied:
             if stopped:
                 found.agent.set_mode(Mode.OBSERVE, "pi")
             return await apply(changes, **options)
 
-        monkeypatch.setattr(found.agent._state, "parts", replace(parts, shaping=shaper))  # type: ignore[arg-type]
-        monkeypatch.setattr(parts.executor, "apply", slow_apply)
+        monkeypatch.setattr(found.parts.executor, "apply", slow_apply)
         await found.run(1)
         assert shaper.asked[0] == ("it is only observed now" if stopped else "")

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
 from perphd.agent.simulated import simulated_sli
 from perphd.commands.render_status import status_parts
 from perphd.config.file import Config, DaemonConfig, ResctrlConfig, StoreConfig
@@ -60,12 +61,13 @@ class World:
             resctrl=ResctrlConfig(monitor_in_observe=in_observe),
             workloads=tuple(specs),
         )
-        self.agent = build_agent(
+        self.parts = build_parts(
             self.config,
             fs=self.host.fs,
             opener=self.host.perf_opener,
             sli_opener=simulated_sli(self.host),
         )
+        self.agent = assemble(self.config, self.parts)
         self.now_s = 0.0
 
     async def run(self, seconds: int) -> None:
@@ -212,9 +214,7 @@ async def test_what_restore_finds_after_a_kill_is_removed_and_threads_stay(tmp_p
     await w.run(20)
     assert {"mon_groups/perphd.db", "mon_groups/perphd.scan"} <= set(w.groups())
     w.host.fs.raw.mkdir(f"{MOUNT_POINT}/mon_groups/theirs")
-    for part in (
-        w.agent._state.parts.owned
-    ):  # the process is gone: no group is given back, the journal's lock is free
+    for part in w.parts.owned:  # the process is gone: no group is given back, the journal's lock is free
         part.close()
     report = restore(w.host.fs, tmp_path)
     assert not report.failed

@@ -51,7 +51,7 @@ class Scripted(Discovery):
 
 def scripted(bench: Bench) -> Scripted:
     script = Scripted()
-    bench.agent._state.parts = replace(bench.agent._state.parts, discovery=script)
+    bench.agent._registry._discovery = script
     return script
 
 
@@ -125,9 +125,7 @@ async def test_a_move_waits_until_everything_was_given_back(
     monkeypatch.setattr(real, "write", refuse)
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].spec.cgroup == "/t/pi"
-    assert any(
-        "its old group is not fully restored" in text for text in bench.agent.status().problems
-    )
+    assert any("its old group is not fully restored" in text for text in bench.agent.status().problems)
     monkeypatch.setattr(real, "write", write)
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].spec.cgroup == "/t/next"
@@ -267,13 +265,13 @@ async def test_a_workload_that_moves_is_followed_with_its_model(tmp_path: Path) 
     batch = replace(MANY, name="jobs.i", cgroup="/t/pi")
     script.says(replace(LRA, cgroup="/t/gone"), batch)
     await bench.run(2)
-    model = bench.agent._state.parts.models.model("db")
+    model = bench.parts.models.model("db")
     assert not rows(bench)["db"].present
     script.says(replace(LRA, cgroup="/t/db"), batch)
     await bench.run(int(DISCOVER_S) + 3)
     assert rows(bench)["db"].spec.cgroup == "/t/db"
     assert rows(bench)["db"].present
-    assert bench.agent._state.parts.models.model("db") is model
+    assert bench.parts.models.model("db") is model
     await bench.agent.stop(restore=True)
     assert bench.files() == bench.before
 
@@ -294,7 +292,7 @@ def declares(script: Scripted, *specs: WorkloadSpec, problem: str = "") -> None:
 async def one_by_itself(tmp_path: Path) -> tuple[Bench, Scripted]:
     """A batch unit that declared itself, and gives way."""
     bench = Bench(tmp_path, workloads=(), matches=(LRA,))
-    bench.agent._state.config = replace(bench.agent._state.config, opt_in=OptInConfig(units="batch"))
+    bench.agent._config.now = replace(bench.agent.config, opt_in=OptInConfig(units="batch"))
     script = scripted(bench)
     declares(script, BY_ITSELF)
     await bench.run(int(ARRIVES_S) + 15)
@@ -390,7 +388,7 @@ async def test_it_gives_way_to_a_workload_that_an_operator_adds_for_its_group(tm
 async def test_it_goes_when_the_operator_closes_the_door(tmp_path: Path) -> None:
     bench, script = await one_by_itself(tmp_path)
     await bench.agent.reload(bench.config)
-    assert not bench.agent._state.config.opt_in.is_on
+    assert not bench.agent.config.opt_in.is_on
     declares(script)
     await bench.run(int(DISCOVER_S) + 1)
     assert set(rows(bench)) == {"db"}

@@ -55,7 +55,7 @@ class World:
             ),
             store=StoreConfig(enabled=False),
             resctrl=ResctrlConfig(monitor_in_observe=True),
-            contention=ContentionConfig(memory_bandwidth=True),
+            contention=ContentionConfig(devices="memory_bandwidth"),
             workloads=(
                 WorkloadSpec("scan", Kind.LRA, "/t/scan"),
                 WorkloadSpec("copy", Kind.BATCH, "/t/copy", takes_hints=self.takes_hints),

@@ -14,7 +14,8 @@ import pytest
 
 import rdt
 from perphd.agent.agent import Agent
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
 from perphd.agent.records import Records
 from perphd.agent.simulated import simulated_sli
 from perphd.config.file import Config, DaemonConfig, StoreConfig
@@ -69,7 +70,7 @@ class Bench:
             store=StoreConfig(enabled=False),
             workloads=self.specs,
         )
-        return build_agent(
+        self.parts = build_parts(
             config,
             fs=FaultyFs(self.host.fs, self.gate),
             opener=self.host.perf_opener,
@@ -77,6 +78,7 @@ class Bench:
             wall_clock=lambda: self.wall_s,
             policy=self.policy,
         )
+        return assemble(config, self.parts)
 
     async def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -243,7 +245,7 @@ async def test_a_change_in_pieces_goes_on_at_the_next_tick(tmp_path: Path) -> No
         db=Settings(cpus=CpuSet.parse("0-1"), cpu_weight=50), pi=Settings(cpus=CpuSet.parse("2-7"))
     )
     async with bench(tmp_path, policy) as here:
-        executor = here.agent._state.parts.executor
+        executor = here.parts.executor
         executor._size.too_slow(2)
         await here.run(1)
         assert executor.in_force("pi") == policy.settings["pi"]

@@ -83,7 +83,7 @@ def test_alerts_fire_on_an_incident(tmp_path: Path):
     config = tmp_path / "perphd.toml"
     config.write_text(
         f"""
-[host]
+[tuning.host]
 kind = "simulated"
 [daemon]
 mode = "observe"
@@ -92,6 +92,7 @@ socket = "{tmp_path}/s"
 [metrics]
 listen = "127.0.0.1:{ours}"
 textfile = "{tmp_path}/perphd.prom"
+[tuning.metrics]
 textfile_period_s = 1
 [[lra]]
 name = "mysql"

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.agent import Agent
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
 from perphd.agent.simulated import simulated_sli
 from perphd.config.file import parse
 from perphd.domain.allocation import Allocation, CpuGrant, Settings
@@ -20,6 +21,7 @@ from perphd.domain.policy import Snapshot, TargetState
 from perphd.domain.reading import NOT_MEASURED
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.isolation import Executor
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.proc import foreign_lock
 from perphd.sim.machine import Machine
@@ -59,6 +61,7 @@ class Fixed:
 class Rig:
     host: SimHost
     agent: Agent
+    executor: Executor
     policy: Fixed
     second: int = 0
 
@@ -85,15 +88,17 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     daemon = replace(plain.daemon, mode=Mode.ENFORCE, state_dir=str(tmp_path))
     specs = (WorkloadSpec("db", Kind.LRA, "/lra/db"), WorkloadSpec("pi", Kind.BATCH, "/batch/pi"))
     policy = Fixed()
-    agent = build_agent(
-        replace(plain, daemon=daemon, workloads=specs),
+    config = replace(plain, daemon=daemon, workloads=specs)
+    parts = build_parts(
+        config,
         fs=host.fs,
         opener=host.perf_opener,
         sli_opener=simulated_sli(host),
         store=False,
         policy=policy,
     )
-    yield Rig(host, agent, policy)
+    agent = assemble(config, parts)
+    yield Rig(host, agent, parts.executor, policy)
     asyncio.run(agent.stop(restore=True))
     assert [name for name in host.fs.listdir(ROOT) if name.startswith("perphd.")] == []
 
@@ -112,7 +117,7 @@ async def test_a_yielded_group_costs_the_cpus_nothing_and_is_told_as_it_is(rig: 
     for _ in range(2):
         rig.host.fs.write(SCHEMATA, b"MB:0=90;1=90\n")
         await rig.run(7)
-    assert any(c.yielded for c in rig.agent._state.parts.executor.conflicts())
+    assert any(c.yielded for c in rig.executor.conflicts())
     for _ in range(20):
         await rig.run(1)
         assert rig.cpus == "3", "batch stays confined for as long as the conflict lasts"
@@ -138,12 +143,12 @@ async def test_what_others_do_to_a_group_is_seen_in_the_next_round_and_not_judge
     else:
         rig.host.fs.write(SCHEMATA, b"MB:0=90;1=90\n")
     await rig.run(1)
-    assert rig.agent._state.samples["db"].has(Quality.SETTLING), "it was not as perphd had set it"
+    assert rig.agent.samples["db"].has(Quality.SETTLING), "it was not as perphd had set it"
     assert rig.in_force == SETTINGS
     assert rig.policy.told[-1] == CONFINED
-    assert [c.count for c in rig.agent._state.parts.executor.conflicts()] == [1, 1]
+    assert [c.count for c in rig.executor.conflicts()] == [1, 1]
     await rig.run(5)
-    assert not rig.agent._state.samples["db"].has(Quality.SETTLING)
+    assert not rig.agent.samples["db"].has(Quality.SETTLING)
 
 
 async def test_what_waits_for_a_lock_is_told_to_the_policy(rig: Rig) -> None:
@@ -229,4 +234,4 @@ async def test_a_socket_that_goes_takes_its_own_protection_alone(rig: Rig) -> No
     rig.host.set_online(CpuSet.parse("0-3"))
     await rig.run(2)
     assert rig.in_force == rig.policy.settings, "two rounds after it is back"
-    assert not rig.agent._state.parts.executor.conflicts()
+    assert not rig.executor.conflicts()

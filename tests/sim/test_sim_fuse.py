@@ -228,12 +228,12 @@ read_group = "root"
 admin_group = "root"
 [store]
 enabled = false
-[policy]
+[tuning.policy]
 confirm_ticks = 1
 settle_s = 0.2
 evaluate_ticks = 1
 probe_after_s = 1.0
-[host]
+[tuning.host]
 root = "{server}"
 [[lra]]
 name = "mysql"

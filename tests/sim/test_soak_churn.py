@@ -70,8 +70,9 @@ async def test_of_workloads_that_are_gone_nothing_is_remembered(
     for one in work:
         host.fs.write(f"{CGROUP_ROOT}{one.cgroup}/cpuset.cpus", b"0-3")
     text = (
-        f'[daemon]\nmode = "enforce"\nperiod_s = 1.0\nstate_dir = "{tmp_path}"\nmodel_save_s = 20.0\n'
-        "[policy]\nconfirm_ticks = 1\nsettle_s = 0.5\n[isolation]\nchanges_per_s = 2.0\n"
+        f'[daemon]\nmode = "enforce"\nperiod_s = 1.0\nstate_dir = "{tmp_path}"\n'
+        "[tuning.daemon]\nmodel_save_s = 20.0\n[tuning.policy]\nconfirm_ticks = 1\nsettle_s = 0.5\n"
+        "[tuning.isolation]\nchanges_per_s = 2.0\n"
     )
     config = replace(parse(text, "soak"), workloads=tuple(spec(place, 0) for place in range(PLACES)))
     agent = build_agent(

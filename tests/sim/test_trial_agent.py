@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ConfigError
 from perphd.domain.policy import Snapshot, TargetState
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.host import state_files
 from perphd.sim.host import Arrival, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
@@ -430,3 +432,90 @@ def test_requests_out_of_bounds_name_the_key(values: dict[str, float | None], ke
         request_of(values)
     assert refused.value.key == key
     assert refused.value.allowed
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While this is clear, whatever writes a file of the state directory hangs."""
+    real, free = state_files.replace_text, threading.Event()
+    free.set()
+
+    def replace_text(*asked: Any, **options: Any) -> None:
+        free.wait(30.0)
+        real(*asked, **options)
+
+    monkeypatch.setattr(state_files, "replace_text", replace_text)
+    yield free
+    free.set()
+
+
+async def test_rounds_go_on_while_a_trial_is_stored(tmp_path: Path, disk: threading.Event) -> None:
+    async with world(tmp_path) as w:
+        await w.run(30)
+        disk.clear()
+        starting = asyncio.ensure_future(w.agent.start_trial(SHORT, ROOT))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(w.run(4), 10.0)
+        with pytest.raises(ConfigError, match="just being started"):
+            await w.agent.start_trial(SHORT, ROOT)
+        disk.set()
+        await starting
+        assert w.agent.status().trial is not None
+
+
+async def test_a_trial_that_is_contradicted_while_it_is_stored_ends_at_once(
+    tmp_path: Path, disk: threading.Event
+) -> None:
+    async with world(tmp_path) as w:
+        await w.run(30)
+        disk.clear()
+        starting = asyncio.ensure_future(w.agent.start_trial(SHORT, ROOT))
+        await asyncio.sleep(0)
+        w.agent.set_mode(Mode.ENFORCE, None, ROOT)
+        disk.set()
+        with pytest.raises(ConfigError, match="the mode of all workloads was set to enforce"):
+            await starting
+        assert w.agent.status().trial is None
+        assert w.modes() == {Mode.ENFORCE}
+        record = w.agent.trial()
+        assert record is not None
+        assert record.ending is not None
+        assert record.ending.how is End.CHANGED
+
+
+async def test_after_harm_nothing_waits_for_the_disk_to_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: threading.Event
+) -> None:
+    async with world(tmp_path, mode=Mode.ENFORCE) as w:
+        await w.run(30)
+        await w.agent.start_trial(SHORT, ROOT)
+        monkeypatch.setattr(Guard, "end_block", lambda *_, **__: "db: delay 90 % higher than in observe")
+        disk.clear()
+        for _ in range(120):
+            await asyncio.wait_for(w.run(2), 10.0)
+        assert w.agent.status().trial is None
+        assert [pause.by for pause in w.agent.status().pauses] == ["perphd"]
+        assert w.modes() == {Mode.OBSERVE}
+        disk.set()
+    restarted = World(tmp_path, mode=Mode.ENFORCE)
+    assert [pause.by for pause in restarted.agent.status().pauses] == ["perphd"]
+    await restarted.agent.stop(restore=False)
+
+
+async def test_a_pause_after_harm_holds_although_it_cannot_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, mode=Mode.ENFORCE) as w:
+        await w.run(30)
+        await w.agent.start_trial(SHORT, ROOT)
+        monkeypatch.setattr(Guard, "end_block", lambda *_, **__: "db: delay 90 % higher than in observe")
+
+        def full(target: Path, *_: Any, **__: Any) -> None:
+            raise ConfigError(str(target), "", "cannot be written: No space left on device")
+
+        monkeypatch.setattr(state_files, "replace_text", full)
+        while w.agent.status().trial is not None:
+            await w.run(2)
+        await w.run(2)
+        assert w.modes() == {Mode.OBSERVE}
+    assert "is in force, but will end when perphd stops" in caplog.text

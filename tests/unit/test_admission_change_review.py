@@ -153,6 +153,25 @@ def test_nothing_is_said_while_it_is_open_and_more_may_follow_what_left_room() -
     assert came.state.cooldowns == ()
 
 
+def test_what_was_replaced_in_vain_may_be_returned_to_at_once() -> None:
+    state = change_review.decided(
+        lra(),
+        change_review.cool_down(lra(), LraState.new(0.0), WEAK)[0],
+        Move(Action.GROW, STRONG, ""),
+        judged(0.8),
+    )
+    assert alive(state.cooldowns, NOW_S) == (WEAK,)
+    assert state.pending is not None
+    pending = replace(state.pending, score_before=0.8)
+    in_vain = change_review.judge(lra(STRONG), replace(state, scores=(0.8,) * 6), pending, NOISE)
+    assert in_vain is not None
+    assert in_vain.undo is None
+    assert alive(in_vain.state.cooldowns, NOW_S) == ()
+    helped = change_review.judge(lra(STRONG), replace(state, scores=(0.95,) * 6), pending, NOISE)
+    assert helped is not None
+    assert alive(helped.state.cooldowns, NOW_S) == (WEAK,)
+
+
 @pytest.mark.parametrize(("now", "kept"), [(MORE_CACHE, False), (STRONG, True)])
 def test_of_what_did_not_help_cache_goes_back_at_once_and_cores_stay(now: Allocation, kept: bool) -> None:
     state, pending = after(Action.GROW, WEAK, now, *[0.8] * 6)

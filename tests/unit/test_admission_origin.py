@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from statistics import fmean
 
@@ -77,6 +78,18 @@ def explained(sample: Sample, account: HostAccount) -> float:
     assert shares is not None
     model = Known({"delay:latency_p95_ms": 10.0})
     return waiting_explains(sample, performance(sample), model, shares, 0.05)  # type: ignore[arg-type]
+
+
+def test_a_burst_shares_its_waiting_and_is_not_called_remote() -> None:
+    """Thirty requests at once, 0.6 ms of CPU time each, beside hogs: waits of 8 ms add up to 95 ms for all of them."""
+    burst = replace(
+        APP, cpu_usage_cores=0.043, run_delay_cores=0.205, work_rate_per_s=71.0, load_per_s=71.0,
+        latency_p50_ms=95.0, latency_p95_ms=116.0,
+    )  # fmt: skip
+    full = host(undeclared=2.9)
+    assert explained(replace(burst, context_switches_per_s=150.0), full) < 0.5
+    assert explained(replace(burst, context_switches_per_s=25.0), full) == math.inf
+    assert explained(burst, full) < 0.5  # the kernel does not tell how often it was scheduled
 
 
 def test_waiting_in_the_run_queue_explains_a_tail_and_a_sleep_is_not_explained_by_it() -> None:

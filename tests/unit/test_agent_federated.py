@@ -625,3 +625,38 @@ def test_a_host_that_only_reads_contributes_no_scores(tmp_path: Path) -> None:
     daemon.models.save_when_due((), 0.0, 10.0)
     daemon.models.save_when_due((), 20.0, 10.0)
     assert not shared.exists()
+
+
+def test_with_a_clock_that_is_behind_a_model_waits_for_the_others(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Daemon(tmp_path, 0, folder, wall_s=1000.0).tick()  # a board without a battery, before NTP
+    assert daemon.models.summary(APP).origin == "learned here"
+    assert daemon.problem == agent_federated.BEHIND_OTHERS
+    for daemon.now_s in (AGAIN_S, 2 * AGAIN_S):
+        daemon.tick()
+    assert caplog.text.count("this host's clock must be behind") == 1
+    daemon.wall_s, daemon.now_s = NOW, 3 * AGAIN_S
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+    assert daemon.problem == ""
+
+
+def test_a_host_whose_clock_is_ahead_is_named_once_and_left_out(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = ContributionFolder(folder).own("host-04")
+    assert said is not None
+    early = msgspec.structs.replace(said, made_unix_s=NOW + 2 * 86400.0)
+    (folder / "host-04.json").write_bytes(to_text(early))
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.models.summary(APP).origin == "began from 3 other hosts"
+    assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [
+        ("host-04", "dated in the future")
+    ]
+    daemon.models.reset(APP, 0.0)
+    daemon.tick()
+    assert (
+        caplog.text.count("host-04.json: not used: it is dated in the future; check the clock of that host")
+        == 1
+    )
+    assert daemon.problem == ""

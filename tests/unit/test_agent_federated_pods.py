@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,7 @@ from perphd.agent.contribution_folder import ContributionFolder
 from perphd.agent.federated import ON_TRIAL, Federated, Membership
 from perphd.agent.models import Models
 from perphd.agent.records import Records
-from perphd.agent.state import FoundAs, State
+from perphd.agent.workload_list import WorkloadList
 from perphd.commands.render_model import origin_parts
 from perphd.config.discovery import Discovery
 from perphd.config.opt_in import DECLARATION
@@ -216,9 +215,10 @@ def test_a_reset_replica_does_not_hear_itself_and_is_no_longer_spoken_of(
 
 
 def test_the_name_that_others_know_is_that_of_the_declaration() -> None:
-    found = {"web.a": FoundAs("web", 0.0), "db": FoundAs("db", 0.0), "by-itself": FoundAs(DECLARATION, 0.0)}
-    state = SimpleNamespace(found=found)
-    names = [State.application(state, name) for name in ("web.a", "db", "by-itself", "configured")]  # type: ignore[arg-type]
+    workloads = WorkloadList()
+    for name, declaration in (("web.a", "web"), ("db", "db"), ("by-itself", DECLARATION)):
+        workloads.note_found(name, declaration, 0.0)
+    names = [workloads.application(name) for name in ("web.a", "db", "by-itself", "configured")]
     assert names == ["web", "db", "by-itself", "configured"]
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
 from perphd.agent.forecasts import (
     FORECASTS_OFF,
     PERIOD_S,
@@ -213,9 +214,11 @@ def test_it_is_off_unless_configured_with_a_store_and_a_clock(
         store=StoreConfig(enabled=store),
         forecast=ForecastConfig(enabled),
     )
-    agent = build_agent(config, clock=time.monotonic if clock else None)
+    timer = time.monotonic if clock else None
+    parts = build_parts(config, clock=timer)
+    agent = assemble(config, parts, timer)
     try:
-        assert (agent._state.parts.forecasts is not None) is there
+        assert (parts.forecasts is not None) is there
         if not there:
             assert agent.forecasts() == Unavailable(FORECASTS_OFF)
             assert agent.status().forecast is None
@@ -223,5 +226,5 @@ def test_it_is_off_unless_configured_with_a_store_and_a_clock(
             enabled and clock and not store
         )
     finally:
-        for part in agent._state.parts.owned:
+        for part in parts.owned:
             part.close()

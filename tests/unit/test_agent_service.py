@@ -189,7 +189,7 @@ def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFi
         notifier.ready("observe")
         notifier.stopping()
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot notify systemd of WATCHDOG=1: [Errno 111] refused; this is logged once and retried every time"
+        "cannot notify systemd of WATCHDOG=1: [Errno 111] refused; further failures are not logged, but retried"
     ]
 
 
@@ -265,7 +265,7 @@ async def test_a_simulated_host_keeps_its_indicators_over_a_reload(
 ):
     path, taken = tmp_path / "perphd.toml", []
     path.write_text(
-        f'[host]\nkind = "simulated"\n[daemon]\nstate_dir = "{tmp_path}"\n'
+        f'[tuning.host]\nkind = "simulated"\n[daemon]\nstate_dir = "{tmp_path}"\n'
         '[[lra]]\nname = "db"\ncgroup = "/no-such/db"\n[[batch]]\nname = "b"\ncgroup = "/no-such/b"\n'
     )
     service = Service(path, load(path), lambda agent, reload: FakeServer(None, None))

@@ -23,7 +23,7 @@ from perphd.isolation import Executor, Journal
 from perphd.qos.band_report import BandMember, HostControls, report
 from perphd.qos.band_settings import weight_for, with_band
 from perphd.qos.bands import QosBand
-from perphd.qos.division import SYSTEM, Division, Masks, divided, over, way_shares
+from perphd.qos.division import SYSTEM, Division, Masks, beside_gold, divided, over, way_shares
 from perphd.qos.ledger import violations
 from perphd.sim.host import SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -434,3 +434,48 @@ def test_only_copper_gives_way() -> None:
     assert not batch(band="silver").gives_way
     assert not lra("db", None).gives_way
     assert QosBand.SILVER.protected
+
+
+def test_an_lra_that_gives_up_cpus_to_gold_says_so() -> None:
+    db, web = lra("db", "gold", 2.0), lra("web", "silver", 4.0)
+    made = division(db, web, batch())
+    asked = Settings(cpus=CpuSet.of((0, 1, 8, 9)))
+    said = beside_gold(web, asked, made, KNOBS)
+    assert said == "it has CPUs 1,9 instead of the policy's 0-1,8-9, because 0,8 are gold's"
+    assert beside_gold(web, Settings(cpus=CpuSet.of((1, 9))), made, KNOBS) == ""
+    assert beside_gold(web, UNTOUCHED, made, KNOBS) == ""
+    assert beside_gold(db, asked, made, KNOBS) == beside_gold(batch(), asked, made, KNOBS) == ""
+    assert beside_gold(web, asked, division(web, batch()), KNOBS) == "", "without gold"
+    kept = replace(web, touch=Touch.BATCH)
+    shared = beside_gold(kept, UNTOUCHED, division(db, kept, batch()), KNOBS)
+    assert (
+        shared == 'it may also run on gold\'s CPUs 0,8, because touch = "batch" leaves its CPUs as they are'
+    )
+    assert "no cpuset can be set here" in beside_gold(web, asked, made, frozenset())
+    line = report([BandMember(web, True, KNOBS, beside_gold=said)], made, HostControls())[0]
+    assert line.startswith(f"web (silver): CPU weight of at least 400 for 4 reserved CPUs; {said}; ")
+
+
+async def test_status_and_doctor_say_that_silver_runs_beside_gold(tmp_path: Path) -> None:
+    host = SimHost(
+        [Lra("db", "/t/db", clients=2), Lra("web", "/t/web", clients=2), Batch("pi", "/t/pi", threads=2)],
+        machine=Machine(1, 4, threads_per_core=2), seed=1, resctrl=True,
+    )  # fmt: skip
+    web = WorkloadSpec(
+        "web", Kind.LRA, "/t/web", sli=SliSpec("simulated", (("workload", "web"),)), band="silver",
+        reserved_cpus=1.0, touch=Touch.BATCH,
+    )  # fmt: skip
+    agent = build_agent(
+        config(tmp_path, Mode.ENFORCE, web),
+        fs=host.fs,
+        opener=host.perf_opener,
+        sli_opener=simulated_sli(host),
+    )
+    for second in (1.0, 2.0, 3.0):
+        host.advance(second)
+        await agent.tick(second)
+    words = 'it may also run on gold\'s CPUs 0-1,4-5, because touch = "batch" leaves its CPUs as they are'
+    assert any(line.startswith("web (silver)") and words in line for line in agent.bands())
+    found = {item.spec.name: item.limited for item in agent.status().workloads}
+    assert [(left.knob, left.reason) for left in found["web"]] == [("cpus", words)]
+    await agent.stop(restore=True)

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perphd.agent.queue.jobs import QueueJobs
 from perphd.batch.job import (
     PREEMPTION_BACKOFF,
     STARTABLE,
@@ -345,3 +347,26 @@ def test_kill_9_at_twenty_moments_loses_no_job_and_starts_none_twice(tmp_path: P
     assert {job.state for job in jobs} == {JobState.DONE}
     units = [line.removeprefix("begin ") for line in ran.splitlines() if line.startswith("begin ")]
     assert sorted(units, key=lambda unit: int(unit.split("-")[2])) == [job.unit for job in jobs]
+
+
+async def test_time_for_which_a_worker_was_frozen_is_not_its_wait(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    file = SqliteQueue(path)
+    worker, again, _ = file.submit([FULL_SPEC, replace(SPEC, retries=1), SPEC], 50.0)
+    for event in (
+        Started(60.0), Confirmed(60.0), FrozenFor(70.0, "room", preempted=False), Thawed(370.0), Exited(380.0, 0),
+    ):  # fmt: skip
+        assert isinstance(file.apply(worker.id, event), QueuedJob)
+    for event in (Started(61.0), Exited(62.0, 1), Started(90.0)):
+        assert isinstance(file.apply(again.id, event), QueuedJob)
+    file.close()
+
+    async def in_thread(call: Callable[[], object]) -> object:
+        return call()
+
+    jobs = QueueJobs(path, in_thread)
+    await jobs.open()
+    assert await jobs.waits() == [(60.0, 50.0)], "a retry waited for other reasons as well"
+    opened = jobs.closed()
+    assert opened is not None
+    opened.close()

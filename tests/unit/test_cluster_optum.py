@@ -124,7 +124,7 @@ def test_a_full_node_is_refused_with_the_reason():
     assert found.explained(0).refusals == (
         "its predicted CPU use would exceed the node",
         "its predicted memory use would exceed the node",
-        "its memory is used beyond 80%",
+        "80% or more of its memory is used",
     )
 
 

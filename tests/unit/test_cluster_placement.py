@@ -285,7 +285,7 @@ def test_balanced_takes_the_least_and_most_evenly_requested():
     )
     found = balanced(fleet, pod("new", cores=1, gib=4), fleet.rows)
     assert best(found).node == "even"
-    assert found.explained(2).refusals == ("its request of CPU does not fit",)
+    assert found.explained(2).refusals == ("its CPU request does not fit",)
 
 
 def test_stale_profiles_are_asked_last_and_by_requests_alone():

@@ -229,7 +229,9 @@ def test_a_daemon_leaves_word_where_its_journal_is(
 
 def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: InstanceRegister) -> None:
     path = tmp_path / "perphd.toml"
-    path.write_text('[daemon]\nmoed = "enforce"\nstate_dir = "/elsewhere"\n[host]\nroot = "/mnt"\n[[lra]]\n')
+    path.write_text(
+        '[daemon]\nmoed = "enforce"\nstate_dir = "/elsewhere"\n[tuning.host]\nroot = "/mnt"\n[[lra]]\n'
+    )
     warnings: list[str] = []
     assert for_restore(path, warnings.append, register) == RestorePlace(("/elsewhere",), "/mnt")
     assert "moed" in warnings[0]
@@ -240,12 +242,13 @@ def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: 
     assert for_restore(path, warnings.append, register).is_guessed
 
 
+@pytest.mark.parametrize("table", ["host", "tuning.host"])
 @pytest.mark.parametrize("mistake", ["", 'mod = "enforce"\n'])
 def test_a_simulated_host_is_not_restored_on_this_machine(
-    tmp_path: Path, register: InstanceRegister, mistake: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, register: InstanceRegister, table: str, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "perphd.toml"
-    path.write_text(f'[daemon]\nstate_dir = "{tmp_path}"\n{mistake}[host]\nkind = "simulated"\n')
+    path.write_text(f'[daemon]\nstate_dir = "{tmp_path}"\n{mistake}[{table}]\nkind = "simulated"\n')
     place = for_restore(path, lambda _: None, register)
     assert place == RestorePlace((str(tmp_path),), is_simulated=True)
 
@@ -264,7 +267,9 @@ def test_a_simulated_host_is_not_restored_on_this_machine(
         assert (done.exit_code, opened) == (0, [])
         assert "a simulated host ends with its daemon" in done.output
         done = CliRunner().invoke(command, [*words, "--config", str(path), "--state-dir", "/var/lib/named"])
-        assert (done.exit_code, opened.pop()) == (0, ("/var/lib/named",)), "a folder that is named is searched"
+        assert (done.exit_code, opened.pop()) == (0, ("/var/lib/named",)), (
+            "a folder that is named is searched"
+        )
 
 
 def test_a_file_that_became_simulated_does_not_hide_what_a_real_daemon_left(
@@ -272,7 +277,7 @@ def test_a_file_that_became_simulated_does_not_hide_what_a_real_daemon_left(
 ) -> None:
     """Systemd restores after a crash with the configuration of now, which need not be the daemon's."""
     path = tmp_path / "perphd.toml"
-    path.write_text('[host]\nkind = "simulated"\n')
+    path.write_text('[tuning.host]\nkind = "simulated"\n')
     register.enter("/var/lib/perphd", str(path))
     place = for_restore(path, pytest.fail, register)
     assert place == RestorePlace(("/var/lib/perphd",))
@@ -289,5 +294,5 @@ def test_a_state_directory_that_was_changed_is_looked_into_as_well(
     assert for_restore(path, pytest.fail, register) == RestorePlace(("/elsewhere", str(tmp_path)))
     path.write_text(f'[daemon]\nstate_dir = "{tmp_path}"\n')
     assert for_restore(path, pytest.fail, register) == RestorePlace((str(tmp_path),))
-    path.write_text('[daemon]\nstate_dir = "/simulated"\n[host]\nroot = "/mnt"\n')
+    path.write_text('[daemon]\nstate_dir = "/simulated"\n[tuning.host]\nroot = "/mnt"\n')
     assert for_restore(path, pytest.fail, register) == RestorePlace(("/simulated",), "/mnt"), "another host"

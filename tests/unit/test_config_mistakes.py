@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from perphd.commands.cli import cli
 from perphd.commands.daemon import main
 from perphd.config.file import load, refusals
-from perphd.config.lines import line_of
+from perphd.config.lines import line_of, with_line
 
 THREE = """
 [daemon]
@@ -37,6 +37,40 @@ cgroup = "relative"
 [[notify]]
 name = "r"
 """
+
+
+FORMER = """
+[host]
+root = "/mnt"
+[daemon]
+policy = "none"
+[contention]
+disks = true
+[[lra]]
+name = "db"
+cgroup = "/db"
+version_from = "none"
+[lra.policy]
+settle_s = 1
+[[notify]]
+name = "r"
+command = "/bin/true"
+after_s = 1
+"""
+
+
+def test_every_key_in_a_former_place_is_named_with_its_line_and_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text(FORMER)
+    said = [str(with_line(refused)).removeprefix(str(path)) for refused in refusals(path)]
+    assert sorted(said) == [
+        ":11: lra[0].version_from: is now lra[0].tuning.version_from (allowed: version_from below [lra.tuning])",
+        ":12: lra[0].policy: has been replaced (allowed: its keys below [lra.tuning])",
+        ":17: notify[0].after_s: is now notify[0].tuning.after_s (allowed: after_s below [notify.tuning])",
+        ":3: host.root: is now tuning.host.root (allowed: root below [tuning.host])",
+        ":5: daemon.policy: is now tuning.daemon.policy (allowed: policy below [tuning.daemon])",
+        ':7: contention.disks: has been replaced (allowed: devices = "disks")',
+    ]
 
 
 def test_every_mistake_is_named_once_with_what_is_allowed(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.composition import POLICIES
-from perphd.config.file import TABLES, Config, parse
-from perphd.config.schema import Key, keys_of
+from perphd.config.file import TABLES, Config, parse, place_of
+from perphd.config.schema import Key, file_value, keys_of, usual_keys
+from perphd.config.tables import NOTIFY, NotifyConfig
 from perphd.config.workloads import WORKLOAD_TABLES, to_toml
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
@@ -43,8 +44,11 @@ def test_full_file():
         on_stop = "keep"
         [store]
         max_size = "1G"
+        [tuning.store]
         path = "/data/perphd.db"
         [policy]
+        false_alarms_per_day = 2
+        [tuning.policy]
         confirm_ticks = 3
         [[lra]]
         name = "db"
@@ -70,7 +74,7 @@ def test_full_file():
     assert config.daemon.period_s == 2.0
     assert config.store.max_size_bytes == 1 << 30
     assert config.store_path == "/data/perphd.db"
-    assert config.policy == dataclasses.replace(PolicySettings(), confirm_ticks=3)
+    assert config.policy == dataclasses.replace(PolicySettings(), false_alarms_per_day=2.0, confirm_ticks=3)
     assert config.workloads == (
         WorkloadSpec(
             "db",
@@ -94,6 +98,11 @@ def test_store_path_follows_the_state_directory():
     assert parse('[daemon]\nstate_dir = "/srv/p/"', SOURCE).store_path == "/srv/p/perphd.db"
 
 
+def test_the_folder_of_federated_models_is_read():
+    federated = parse('[federated]\nfolder = "/srv/share"\ncontribute = true', SOURCE).federated
+    assert (federated.folder, federated.contribute) == ("/srv/share", True)
+
+
 def test_policies_that_may_be_named_are_those_that_exist():
     key = next(key for key in keys_of(TABLES["daemon"]) if key.name == "policy")
     assert {f'"{name}"' for name in POLICIES} == set(key.allowed.split(", "))
@@ -104,16 +113,80 @@ def test_every_objective_can_be_configured():
     assert {field.name for field in dataclasses.fields(Objective)} <= keys
 
 
-def test_an_operator_reads_of_the_daemon_and_its_host_half_as_many_keys() -> None:
-    once = [key for table in TABLES.values() for key in keys_of(table)]
-    shown = [key for key in once if not key.expert]
-    assert 2 * len(shown) < len(once)
-    assert {key.name for key in shown} >= {"mode", "false_alarms_per_day", "retention_h", "shaper"}
+EVERY_TABLE: dict[str, type] = {
+    **TABLES,
+    NOTIFY: NotifyConfig,
+    **{str(kind): table for kind, table in WORKLOAD_TABLES.items()},
+}
+DESIGNED = ("daemon", "store", "policy", "metrics")
+DESIGNED_OF_WORKLOADS = {
+    *(
+        "name",
+        "cgroup",
+        "match",
+        "priority",
+        "mode",
+        "tolerance_pct",
+        "min_work_rate_per_s",
+        "max_latency_ms",
+    ),
+    *("latency_percentile", "class", "touch", "min_cores", "max_starvation_s", "min_memory"),
+}
+
+
+def test_an_operator_needs_few_keys() -> None:
+    keys = [(name, key.name) for name, table in EVERY_TABLE.items() for key in usual_keys(table)]
+    designed = [
+        key
+        for table, key in keys
+        if table in DESIGNED or (table in tuple(Kind) and key in DESIGNED_OF_WORKLOADS)
+    ]
+    assert len(designed) <= 35
+    assert len(keys) <= 61
+    assert {key for _, key in keys} >= {"mode", "false_alarms_per_day", "retention_h", "shaper"}
+
+
+def test_no_key_of_an_lra_has_the_name_of_a_policy_setting() -> None:
+    own = {key.name for key in keys_of(WORKLOAD_TABLES[Kind.LRA])}
+    assert not own & {key.name for key in keys_of(PolicySettings)}, "both are in [lra.tuning]"
+
+
+@pytest.mark.parametrize("name", EVERY_TABLE)
+def test_a_key_in_the_wrong_table_is_refused_with_its_place(name: str) -> None:
+    for key in keys_of(EVERY_TABLE[name]):
+        value = literal(file_value(key, key.default) if key.default is not None else "x")
+        if name in REPEATED:
+            usual, expert = f"{name}[0]", f"{name}[0].tuning"
+            head = (
+                f'[[{name}]]\nname = "x"\ncgroup = "/x"\n' if name != NOTIFY else f'[[{name}]]\nname = "x"\n'
+            )
+            if key.name in ("name", "cgroup"):
+                continue
+            text = head + (
+                f"{key.name} = {value}" if key.expert else f"[{name}.tuning]\n{key.name} = {value}"
+            )
+        else:
+            usual, expert = name, f"tuning.{name}"
+            text = f"[{usual if key.expert else expert}]\n{key.name} = {value}"
+        error = refused(text)
+        wrong, right = (usual, expert) if key.expert else (expert, usual)
+        assert error.key == f"{wrong}.{key.name}"
+        assert error.problem == f"is now {right}.{key.name}"
+        assert error.allowed.startswith(f"{key.name} below [")
+
+
+REPEATED = (NOTIFY, *Kind)
 
 
 def all_keys() -> list[tuple[str, Key]]:
     tables = [*TABLES.items(), *((kind.value, table) for kind, table in WORKLOAD_TABLES.items())]
     return [(name, key) for name, table in tables for key in keys_of(table)]
+
+
+def where_it_is_written(table: str, key: Key) -> str:
+    if table in tuple(Kind):
+        return f"{table}[0].tuning.{key.name}" if key.expert else f"{table}[0].{key.name}"
+    return place_of(table, key)
 
 
 def wrong_values(key: Key) -> list[object]:
@@ -149,6 +222,7 @@ def wrong_values(key: Key) -> list[object]:
                 "incidents": ["", "slow"],
                 "kinds": ["lar", "lra;batch"],
                 "bands": ["copper", "system", "gold silver"],
+                "contended": ["disk", "disks links", "cpu"],
                 "endpoint": ["localhost:1", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:70000", "::1:80"],
                 "": ["no-such-choice", "", "Observe"],
             }[key.kind]
@@ -159,10 +233,12 @@ def wrong_values(key: Key) -> list[object]:
 def test_every_key_refuses_what_it_cannot_take(table: str, key: Key):
     for value in wrong_values(key):
         raw: dict[str, object] = {"name": "x", "cgroup": "/x"} if table in tuple(Kind) else {}
-        raw[key.name] = value
-        error = refused(toml_of(table, raw))
-        where = f"{table}[0]" if table in tuple(Kind) else table
-        assert error.key == f"{where}.{key.name}", value
+        if key.expert and table in tuple(Kind):
+            raw["tuning"] = {key.name: value}
+        else:
+            raw[key.name] = value
+        error = refused(toml_of(f"tuning.{table}" if key.expert and table in TABLES else table, raw))
+        assert error.key == where_it_is_written(table, key), value
         assert error.allowed
         assert key.doc, f"{key.name} must be documented"
 
@@ -172,7 +248,8 @@ def test_every_bound_is_inclusive(table: str, key: Key):
     if table in tuple(Kind) or key.low is None or key.high is None:
         return
     for value in (key.low, key.high):
-        parse(f"[{table}]\n{key.name} = {value}", SOURCE)
+        config = parse(f"[{f'tuning.{table}' if key.expert else table}]\n{key.name} = {value}", SOURCE)
+        assert getattr(getattr(config, table), key.field) == value
 
 
 @pytest.mark.parametrize(
@@ -181,8 +258,25 @@ def test_every_bound_is_inclusive(table: str, key: Key):
         ("[daemon]\nmod = 1", "daemon.mod", "did you mean 'mode'"),
         ("[demon]", "demon", "did you mean 'daemon'"),
         ("period_s = 1", "period_s", "write it below [daemon]"),
+        ("settle_s = 1", "settle_s", "write it below [tuning.policy]"),
+        ("[tuning]\nsettle_s = 1", "tuning.settle_s", "write it below [tuning.policy]"),
+        ("tuning = 1", "tuning", "is not a table"),
+        ("[tuning.polcy]", "tuning.polcy", "did you mean 'policy'"),
+        ("[tuning.lra]", "tuning.lra", "[lra.tuning]"),
+        ("[policy]\nconfirm_tick = 1", "policy.confirm_tick", "did you mean 'tuning.policy.confirm_ticks'"),
+        ('[host]\nkid = "auto"', "host.kid", "did you mean 'tuning.host.kind'"),
+        ("[host]\nx = 1", "host.x", "tuning.host.root"),
+        ("[contention]\ndisks = true", "contention.disks", 'devices = "disks"'),
+        (LRA + "[lra.policy]\nsettle_s = 1", "lra[0].policy", "below [lra.tuning]"),
+        (LRA + "tuning = 1", "lra[0].tuning", "is not a table"),
+        (LRA + "[lra.tuning]\nsettl_s = 1", "lra[0].tuning.settl_s", "did you mean 'settle_s'"),
+        (BATCH + "[batch.tuning]\nsettle_s = 1", "batch[0].tuning.settle_s", "unknown key"),
         ('[daemon]\nmode = "enforced"', "daemon.mode", "did you mean 'enforce'"),
-        ("[policy]\nconfirm_tick = 1", "policy.confirm_tick", "did you mean 'confirm_ticks'"),
+        (
+            "[tuning.policy]\nconfirm_tick = 1",
+            "tuning.policy.confirm_tick",
+            "did you mean 'confirm_ticks'",
+        ),
         ("daemon = 5", "daemon", "is not a table"),
         ("[lra]\nname = 'x'", "lra", "beginning with [[lra]]"),
         ("lra = [1]", "lra[0]", "is not a table"),
@@ -245,7 +339,7 @@ def test_arbitrary_text(text: str):
     check_only_config_error(text)
 
 
-tables = st.sampled_from(["daemon", "store", "policy", "host", "lra", "batch", "sli", "x"])
+tables = st.sampled_from(["daemon", "store", "policy", "host", "tuning", "lra", "batch", "sli", "x"])
 keys = st.one_of(st.sampled_from([key.name for _, key in all_keys()]), st.text(max_size=8))
 scalars = st.one_of(
     st.booleans(),
@@ -297,6 +391,9 @@ cgroups = st.from_regex(r"(/[a-z\"\\ü .][a-z\"\\ü -]{0,6}){1,3}", fullmatch=Tr
         ),
         sli=st.sampled_from([None, SliSpec("push"), SliSpec("push", (("max_age_s", "3"),))]),
         band=st.sampled_from([None, "gold", "silver"]),
+        exploration=st.sampled_from(list(Exploration)),
+        application=st.sampled_from(["", "shop"]),
+        policy=st.sampled_from([(), (("cusum_k", 1.0), ("settle_s", 2.0))]),
     )
 )
 def test_a_workload_written_reads_back_the_same(spec: WorkloadSpec):

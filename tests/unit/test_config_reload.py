@@ -21,9 +21,15 @@ def test_workloads_the_mode_and_what_happens_at_stop_are_taken_over() -> None:
 
 
 def test_everything_else_stays_as_it_runs_and_is_named() -> None:
-    text = '[daemon]\nperiod_s = 5\nstate_dir = "/elsewhere"\n[isolation]\nunits = "leave"\n[policy]\nsettle_s = 9\n'
+    text = '[daemon]\nperiod_s = 5\nstate_dir = "/elsewhere"\n[tuning.isolation]\nunits = "leave"\n'
+    text += "[tuning.policy]\nsettle_s = 9\n"
     config, waiting = reloaded(BEFORE, parse(text, "after"))
-    assert set(waiting) == {"daemon.period_s", "daemon.state_dir", "isolation.units", "policy.settle_s"}
+    assert set(waiting) == {
+        "daemon.period_s",
+        "daemon.state_dir",
+        "tuning.isolation.units",
+        "tuning.policy.settle_s",
+    }
     assert replace(config, sources=BEFORE.sources, warnings=BEFORE.warnings) == BEFORE
 
 

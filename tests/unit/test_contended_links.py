@@ -168,7 +168,7 @@ def test_a_link_of_unknown_speed_that_never_sent_much_is_never_full(tmp_path: Pa
 
 
 def test_watching_links_of_which_none_is_named_is_remarked_on() -> None:
-    simulated = '[host]\nkind = "simulated"\n[contention]\nlinks = true\n'
+    simulated = '[tuning.host]\nkind = "simulated"\n[contention]\ndevices = "links"\n'
     assert any("has no links to watch" in each for each in remarks(parse(simulated, "test")))
     named = remarks(parse(simulated + '[network]\ndevices = "eth0"\n', "test"))
     assert not any("has no links to watch" in each for each in named)

@@ -219,7 +219,7 @@ def test_workloads_in_the_form_of_the_configuration(served: Served):
         "cgroup": "/app/db",
         "sli": {"source": "push", "max_age_s": "5"},
         "touch": "all",
-        "exploration": "all",
+        "tuning": {"exploration": "all"},
         "present": True,
         "effective_mode": "enforce",
         "added_at_run_time": False,
@@ -276,6 +276,9 @@ def test_config_reads_like_a_file_and_hides_accounts(served: Served):
     assert "cret" not in json.dumps([answer, *(ask(served, "GET", path)[1] for _, path in READING)])
     _, config = ask(served, "GET", "/v1/config")
     assert config["store"]["max_size"] == "512M"
+    assert config["tuning"]["policy"]["confirm_ticks"] == 2
+    assert "confirm_ticks" not in config["policy"]
+    assert "host" not in config, "all of its keys are in tuning"
     assert config["lra"][0]["name"] == "db"
     assert config["store_path"].endswith("perphd.db")
 
@@ -452,7 +455,7 @@ def test_a_declaration_of_the_other_kind_is_not_removed_by_mistake(served: Serve
     served.agent.specs["jobs.a"] = replace(jobs, name="jobs.a", cgroup="/jobs/a")
     error = error_of(served, "DELETE", "/v1/workloads/jobs?kind=lra")
     assert (error["status"], error["code"]) == (404, "not-found")
-    assert "'jobs' is batch: perphctl batch rm jobs" in error["message"]
+    assert "'jobs' is declared as batch: perphctl batch rm jobs" in error["message"]
     assert error_of(served, "DELETE", "/v1/workloads/jobs?kind=slice")["code"] == "refused"
     assert error_of(served, "DELETE", "/v1/workloads/jobs?sort=lra")["status"] == 400
     assert served.agent.calls == []
@@ -491,12 +494,19 @@ def test_add_refuses(served: Served, body: dict[str, Any], status: int, key: str
 
 
 def test_a_file_that_tells_the_version_takes_root(served: Served):
-    body = {"kind": "lra", "name": "x", "cgroup": "/x", "version_from": "file:/etc/mysql/password"}
+    body = {
+        "kind": "lra",
+        "name": "x",
+        "cgroup": "/x",
+        "tuning": {"version_from": "file:/etc/mysql/password"},
+    }
     served.peer = ADMIN
     error = error_of(served, "POST", "/v1/workloads", body)
-    assert (error["code"], error["key"]) == ("not-permitted", "lra.version_from")
+    assert (error["code"], error["key"]) == ("not-permitted", "lra.tuning.version_from")
     assert read_runtime(served.config.daemon.state_dir) == ()
-    assert ask(served, "POST", "/v1/workloads", body | {"version_from": "label:version"})[0] == 201
+    assert (
+        ask(served, "POST", "/v1/workloads", body | {"tuning": {"version_from": "label:version"}})[0] == 201
+    )
     served.peer = ROOT
     assert ask(served, "POST", "/v1/workloads", body | {"name": "y", "cgroup": "/y"})[0] == 201
 

@@ -222,13 +222,15 @@ def test_doctor_and_groups_of_the_host_that_the_configuration_names(tmp_path: Pa
     }
     write_tree(tmp_path / "root", files)
     config = tmp_path / "perphd.toml"
-    config.write_text(f'[host]\nroot = "{tmp_path}/root"\n')
+    config.write_text(f'[tuning.host]\nroot = "{tmp_path}/root"\n')
     result = CliRunner().invoke(cli, ["groups", "--config", str(config)])
     assert "/elsewhere.slice" in result.output, result.output
     result = CliRunner().invoke(cli, ["doctor", "--local", "--config", str(config)])
     assert f"of the host in {tmp_path}/root" in result.output, result.output
     assert "v2 at /cg" in result.output
-    assert "below host.root" in result.output, "what only system calls could tell is not told of this machine"
+    assert "below tuning.host.root" in result.output, (
+        "what only system calls could tell is not told of this machine"
+    )
 
 
 def test_doctor_for_somebody_who_may_not_ask(run: Run, served: Served):
@@ -616,7 +618,7 @@ def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
     os.mkdir(directory)
     Path(os.fsdecode(directory), "cgroup.procs").touch()
     config = tmp_path / "perphd.toml"
-    config.write_text(f'[host]\nroot = "{tmp_path}"\n')
+    config.write_text(f'[tuning.host]\nroot = "{tmp_path}"\n')
     program = [sys.executable, "-c", "from perphd.commands.cli import main; main()"]
     settings = {**os.environ, "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
     for flags in ([], ["--json"]):

@@ -126,7 +126,7 @@ def test_headroom(store: str):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (("size", "nobody"), 5, "nobody: the store has no samples of such a workload (allowed: db, etl)"),
+        (("size", "nobody"), 5, "nobody: the store has no samples of this workload (allowed: db, etl)"),
         (("forecast", "--horizon", "1h"), 2, "look one window ahead (allowed: 60s)"),
         (("forecast", "--last", "30s"), 2, "--last 30s is less than one window (allowed: 60s or more)"),
         (("size", "--last", "soon"), 2, "allowed: more than 0, at most 36500d, such as 90s, 30m, 1h, 2d"),
@@ -262,7 +262,7 @@ def test_without_a_daemon_the_configuration_names_store_and_groups(
     made(tmp_path / "perphd.db", 130, {"db": usual(constant(1.0), constant(GIB))})
     write_tree(tmp_path / "root", TREE)
     config = parse(
-        f'[daemon]\nstate_dir = "{tmp_path}"\n[host]\nroot = "{tmp_path}/root"\n'
+        f'[daemon]\nstate_dir = "{tmp_path}"\n[tuning.host]\nroot = "{tmp_path}/root"\n'
         '[[lra]]\nname = "db"\ncgroup = "/app.slice/db.service"\n',
         "test",
     )

@@ -72,7 +72,7 @@ def test_sentences_say_what_was_written_and_whether_it_helped() -> None:
     after = Consequences(100.0, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
     shown = plain(explain_parts([grown], 0.0, after=[after]))
     assert "one file written" in shown
-    assert "it helped; it was kept" in shown
+    assert "it helped; the change was kept" in shown
     assert "cpu.idle" not in shown
     assert "/cg/pi/cpu.idle: '0' -> '1'" in plain(explain_parts([grown], 0.0, verbose=True, after=[after]))
 

@@ -15,7 +15,7 @@ TEXT = """
 name = "db"
 cgroup = "/db"
 
-[lra.policy]
+[lra.tuning]
 confirm_ticks = 5
 min_effect_pct = 12.5
 probe_reference = false
@@ -43,17 +43,17 @@ def test_they_read_back_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ("confirm_tics = 5", "lra[0].policy.confirm_tics"),
-        ("confirm_ticks = 0", "lra[0].policy.confirm_ticks"),
-        ("min_effect_pct = 'much'", "lra[0].policy.min_effect_pct"),
+        ("confirm_tics = 5", "lra[0].tuning.confirm_tics"),
+        ("confirm_ticks = 0", "lra[0].tuning.confirm_ticks"),
+        ("min_effect_pct = 'much'", "lra[0].tuning.min_effect_pct"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_key(line: str, key: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        parse(f'[[lra]]\nname = "db"\ncgroup = "/db"\n[lra.policy]\n{line}\n', "test")
+        parse(f'[[lra]]\nname = "db"\ncgroup = "/db"\n[lra.tuning]\n{line}\n', "test")
     assert refused.value.key == key
 
 
 def test_batch_has_none() -> None:
     with pytest.raises(ConfigError):
-        parse('[[batch]]\nname = "b"\ncgroup = "/b"\n[batch.policy]\nconfirm_ticks = 5\n', "test")
+        parse('[[batch]]\nname = "b"\ncgroup = "/b"\n[batch.tuning]\nconfirm_ticks = 5\n', "test")

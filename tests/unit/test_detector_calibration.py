@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from perphd.admission import calibration
+from perphd.admission.calibration import expected_false_alarms
 from perphd.admission.cusum import Baseline
-from perphd.admission.detector import DetectorState, expected_false_alarms
+from perphd.admission.detector import DetectorState
 from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
@@ -45,7 +46,7 @@ def test_a_detector_that_alarms_too_often_or_never_is_told() -> None:
     assert "4.0 false alarms a day" in often
     assert "1 are accepted" in often
     never = calibration.failure(replace(test, found_after_samples=Unavailable("not within 200 samples")))
-    assert "not found within 200 samples: policy.cusum_k" in never
+    assert "not found within 200 samples: tuning.policy.cusum_k" in never
 
 
 def test_an_lras_own_noise_tells_once_enough_of_it_was_seen() -> None:

@@ -61,6 +61,53 @@ def test_the_arrays_say_what_the_detector_says_sample_by_sample(
     assert called >= 2
 
 
+def test_short_samples_strengthen_a_protection_only_if_they_cover_a_period() -> None:
+    target = Target(90.0, NONE, Band(100.0, 0.05, 50.0), None)
+
+    def likely_after(part_s: float, *, protected: bool, alert: bool = False) -> int:
+        """Number of bad samples of this length after which a shortfall is likely."""
+        state = DetectorState()
+        for count in range(1, 9):
+            sample = Sample("db", count * part_s, part_s, work_rate_per_s=30.0, cpu_some_pct=30.0)
+            judged = judge(
+                state,
+                sample,
+                performance(sample),
+                target,
+                Closed(),
+                PolicySettings(),
+                alert,
+                protected,
+                period_s=1.0,
+            )  # type: ignore[arg-type]
+            state = judged.state
+            if judged.likely:
+                return count
+        raise AssertionError("never")
+
+    assert likely_after(1.0, protected=True) == 1
+    assert likely_after(0.25, protected=True) == 4
+    assert likely_after(0.25, protected=False, alert=True) == 1
+    assert likely_after(0.25, protected=False) == 2
+
+
+@pytest.mark.parametrize(("is_stated", "found_after"), [((False, True), 60), ((False, False), None)])
+def test_a_stated_objective_missed_for_a_minute_is_missed(
+    is_stated: tuple[bool, bool], found_after: int | None
+) -> None:
+    """A reference that was learned on a full host scatters too much, but the objective does not depend on it."""
+    wide = Band(25.0, 1.2, 50.0, provisional=True)
+    target, state = Target(NONE, 8.0, Band(100.0, 0.05, 50.0), wide, is_stated=is_stated), DetectorState()
+    for at in range(1, 61):
+        sample = Sample("db", float(at), 1.0, work_rate_per_s=100.0, cpu_some_pct=80.0, latency_p95_ms=12.0)
+        judged = judge(state, sample, performance(sample), target, Closed(), PolicySettings(), period_s=1.0)  # type: ignore[arg-type]
+        state = judged.state
+        if judged.verdict.health is Health.DEGRADED:
+            assert at == found_after
+            return
+    assert found_after is None
+
+
 @pytest.mark.parametrize("nearer", [None, 1.0])
 def test_false_alarms_keep_to_the_configured_rate(nearer: float | None) -> None:
     """A few noises of the bench's grid, at a rate at which some hours tell; the whole grid is the bench's."""

@@ -22,6 +22,8 @@ DISKSTATS = """\
    8       1 sda1 10 0 200 5 20 0 400 7 0 1234 12 0 0 0 0
  253       0 dm-0 10 0 200 5 20 0 400 7 0 1234 12 0 0 0 0
    7       0 loop0 1 0 2 5 2 0 4 7 0 99 12
+   1       0 ram0 1 0 2 5 2 0 4 7 0 99 12
+ 252       0 zram0 1 0 2 5 2 0 4 7 0 99 12
 """
 V1 = "8:0 Read 100\n8:0 Write 20\n8:0 Sync 120\n8:0 Total 120\nTotal 120\n"
 V2 = "8:0 rbytes=100 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n7:0 \n"
@@ -33,15 +35,12 @@ SPECS = (
 )
 
 
-def test_whole_disks_count_and_partitions_do_not(tmp_path: Path) -> None:
+def test_whole_disks_count_once_and_no_partition_file_or_memory_does(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/diskstats").write_text(DISKSTATS)
-    for name in ("sda", "dm-0", "loop0"):
+    for name in ("sda", "dm-0", "loop0", "ram0", "zram0"):
         (tmp_path / "sys/block" / name).mkdir(parents=True)
-    assert disk_counters(RealFs(str(tmp_path))) == {
-        "8:0": DiskCounters(1234, 600 * 512),
-        "7:0": DiskCounters(99, 6 * 512),
-    }
+    assert disk_counters(RealFs(str(tmp_path))) == {"8:0": DiskCounters(1234, 600 * 512)}
     assert disk_counters(RealFs(str(tmp_path / "nothing"))) == {}
 
 

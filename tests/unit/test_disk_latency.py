@@ -32,14 +32,14 @@ def db(**changes: object) -> WorkloadSpec:
 
 
 def test_lras_and_silver_batch_may_ask_for_a_target() -> None:
-    asked = {"name": "db", "cgroup": "/t/db", "io_latency_ms": 5}
+    asked: dict[str, object] = {"name": "db", "cgroup": "/t/db", "tuning": {"io_latency_ms": 5}}
     assert read_workload(Kind.LRA, asked, "file", "lra[0]").io_latency_ms == 5.0
     assert read_workload(Kind.BATCH, asked | {"band": "silver"}, "file", "batch[0]").io_latency_ms == 5.0
     for band in ({}, {"band": "copper"}):
         with pytest.raises(ConfigError, match="only LRAs and silver batch"):
             read_workload(Kind.BATCH, asked | band, "file", "batch[0]")
     with pytest.raises(ConfigError, match="io_latency_ms"):
-        read_workload(Kind.LRA, asked | {"io_latency_ms": -1}, "file", "lra[0]")
+        read_workload(Kind.LRA, asked | {"tuning": {"io_latency_ms": -1}}, "file", "lra[0]")
 
 
 def test_every_disk_gets_the_target_and_disks_are_looked_up_now_and_then(

@@ -119,7 +119,7 @@ def test_a_cap_kept_just_before_an_lra_gets_into_trouble_is_taken_back() -> None
     world.well = False
     world.step(1)
     assert world.cores["stream"] == 8
-    assert "getting batch's cores back" in world.outcomes[-1].text
+    assert "batch's cores are returned" in world.outcomes[-1].text
     world.well = True
     world.step(200)
     assert world.cores["stream"] == 8, "it is under suspicion"

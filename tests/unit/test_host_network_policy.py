@@ -117,7 +117,8 @@ def test_it_is_off_until_a_device_and_a_ceiling_are_named() -> None:
     for text in ("", '[network]\ndevices = "eth0"', '[network]\nbatch_egress_max = "10M"'):
         assert not isinstance(configured(parse(text, "f")), EgressCeiling)
     config = parse(
-        '[daemon]\npolicy = "none"\n[network]\ndevices = "eth0, eth1,eth0"\nbatch_egress_max = "10M"', "f"
+        '[tuning.daemon]\npolicy = "none"\n[network]\ndevices = "eth0, eth1,eth0"\nbatch_egress_max = "10M"',
+        "f",
     )
     assert config.network.names == ("eth0", "eth1")
     policy = configured(config)

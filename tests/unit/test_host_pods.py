@@ -167,7 +167,10 @@ def test_pods_declare_themselves_by_their_annotations(host: Host) -> None:
         ({"kind": "batch", "min-cores": "2"}, "perphd.io/min-cores: may not be set by a pod"),
         ({"kind": "lra", "sli.source": "command"}, "sli.source: may not be set by a pod"),
         ({"tolerance-pct": "1"}, "perphd.io/tolerance-pct: 1 is stricter than the default"),
-        ({"max-latency-ms": "4"}, "max-latency-ms: 4 is less than least_latency_ms allows in [opt_in]"),
+        (
+            {"max-latency-ms": "4"},
+            "max-latency-ms: 4 is less than least_latency_ms allows in [tuning.opt_in]",
+        ),
         ({"tolerance-pct": "15", "tolerance_pct": "20"}, "contradicts perphd.io/tolerance-pct"),
         ({"kind": "lra", "tolerence-pct": "15"}, "did you mean 'tolerance_pct'?"),
         ({"kind": "lra", "band": "copper"}, "band: 'copper' is not an accepted value"),
@@ -186,7 +189,7 @@ def test_a_latency_needs_the_operators_consent(host: Host) -> None:
     found = host.look(opt_in=OptInConfig(containers="lra"))
     assert not found.specs
     assert (
-        "max-latency-ms: may not be set by a pod: least_latency_ms is 0 in [opt_in]"
+        "max-latency-ms: may not be set by a pod: least_latency_ms is 0 in [tuning.opt_in]"
         in found.problems[DECLARATION]
     )
 

@@ -57,6 +57,8 @@ class Cluster:
         self.version = 0
         self.calls: list[str] = []
         self.status = 200
+        self.failing: set[str] = set()
+        self.lists_withdrawn = False
 
     def put(self, name: str, item: Any) -> Any:
         self.version += 1
@@ -72,8 +74,8 @@ class Cluster:
     async def answer(self, request: web.Request) -> web.Response:
         self.calls.append(f"{request.method} {request.path}")
         name = request.match_info.get("name", "")
-        if self.status != 200:
-            return web.json_response({"message": "no"}, status=self.status)
+        if self.status != 200 or name in self.failing:
+            return web.json_response({"message": "no"}, status=503 if name in self.failing else self.status)
         if request.path.startswith("/api/v1/nodes/"):
             return web.json_response({"metadata": {"name": name, "uid": f"uid-{name}"}})
         if not name:
@@ -83,7 +85,7 @@ class Cluster:
             items = [
                 {"metadata": each["metadata"]}
                 for n, each in self.maps.items()
-                if labels[n].get(LABEL) == "true" and WITHDRAWN not in labels[n]
+                if labels[n].get(LABEL) == "true" and (self.lists_withdrawn or WITHDRAWN not in labels[n])
             ]
             return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
         if request.method == "PATCH":
@@ -255,7 +257,7 @@ REFUSED = {
     ),
     "another host": (
         _edited(data={KEY: to_text(contribution("n3@kubernetes", 5.0)).decode()}),
-        "its contributor is n3@kubernetes; it must be the node of the ConfigMap's name",
+        "its contributor is n3@kubernetes; the ConfigMap n2 must hold that of n2@kubernetes",
     ),
     "plain name": (_edited(data={KEY: to_text(contribution("n1", 5.0)).decode()}), "its contributor is n1"),
     "other keys": (_edited(data={"x": "y"}), "it has the keys x instead of contribution.json alone"),
@@ -416,3 +418,42 @@ def test_in_a_pod_a_host_has_the_name_of_its_node(monkeypatch: pytest.MonkeyPatc
     assert this_host() == "n5"
     monkeypatch.delenv("NODE_NAME")
     assert this_host()
+
+
+async def test_a_withdrawn_document_goes_although_others_cannot_be_fetched(
+    api: tuple[Cluster, ApiClient], nodes: list[Node]
+) -> None:
+    cluster, first = api[0], nodes[0]
+    cluster.maps["n2"]["metadata"]["labels"][WITHDRAWN] = "true"
+    nodes[2].learn(9.0, 9.0, 9.0, generation=2)
+    await nodes[2].later()
+    cluster.failing = {"n3"}
+    with pytest.raises(ApiUnreachable):
+        await first.later()
+    assert first.heard.keys() == {"n3@kubernetes", "n4@kubernetes"}
+
+
+async def test_a_document_that_is_withdrawn_while_others_are_fetched_is_not_used(
+    api: tuple[Cluster, ApiClient], nodes: list[Node], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster, first = api[0], nodes[0]
+    nodes[1].learn(9.0, 9.0, 9.0, generation=2)
+    await nodes[1].later()
+    cluster.maps["n2"]["metadata"]["labels"][WITHDRAWN] = "true"
+    cluster.lists_withdrawn = True  # the list is older than the withdrawal
+    await first.later()
+    assert first.heard.keys() == {"n3@kubernetes", "n4@kubernetes"}
+    assert caplog.messages == []
+
+
+async def test_documents_return_when_a_clock_that_was_ahead_is_set_right(
+    api: tuple[Cluster, ApiClient], nodes: list[Node]
+) -> None:
+    first, before = nodes[0], nodes[0].heard
+    await first.later(EXPIRE_S)
+    assert first.heard == {}
+    api[0].calls.clear()
+    await first.later()
+    assert api[0].calls == [f"GET {MAPS}"], "expired once, until the clock changes"
+    await first.later(-EXPIRE_S)
+    assert first.heard == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,3 +130,21 @@ def test_repetitions_without_static_settings_are_left_out():
     assert found.single.count == 1
     assert comparisons([make("perphd"), make("alone")]) == []
     assert "hindsight" not in report.summary([make("perphd"), make("alone")])
+
+
+def test_a_repetition_without_a_figure_names_no_setting():
+    def run(name, repetition, p95, batch):
+        found = make(name, repetition, cell="open-pi4", p95=p95 or 1.0, batch=batch)
+        return found if p95 else replace(found, whole=replace(found.whole, p95_ms=None))
+
+    runs = []
+    for repetition in range(3):
+        is_last = repetition == 2
+        runs += [
+            run("idle", repetition, 3.0, 90.0 if not is_last else 10.0),
+            run("static", repetition, 5.0, 95.0),
+            run("perphd", repetition, 3.2 if is_last else None, 80.0),
+        ]
+    (found,) = comparisons(runs)
+    assert found.single is not None
+    assert (found.single.count, found.single_name) == (1, "static")

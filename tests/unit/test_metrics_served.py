@@ -49,7 +49,7 @@ def test_other_addresses_need_tls_and_a_token(listen: str):
     with pytest.raises(ConfigError, match="tls_cert, tls_key, bearer_token_file") as refused:
         parse(f'[metrics]\nlisten = "{listen}"\n', "f")
     assert refused.value.key == "metrics.listen"
-    with pytest.raises(ConfigError, match="bearer_token_file is not set"):
+    with pytest.raises(ConfigError, match="keys not set: bearer_token_file"):
         parse(f'[metrics]\nlisten = "{listen}"\ntls_cert = "/c"\ntls_key = "/k"\n', "f")
     whole = f'[metrics]\nlisten = "{listen}"\ntls_cert = "/c"\ntls_key = "/k"\nbearer_token_file = "/t"\n'
     assert parse(whole, "f").metrics.bearer_token_file == "/t"

@@ -286,8 +286,9 @@ async def test_a_failure_that_nobody_foresaw_costs_one_notice_and_not_the_receiv
 
 def test_receivers_are_read():
     text = '[[notify]]\nname = "pager"\nurl = "https://pager.example/x"\non = "degraded, sli-lost"\n'
-    (read,) = parse(text, "f").notify
-    assert read.rule.kinds == {IncidentKind.DEGRADED, IncidentKind.SLI_LOST}
+    pager, chat = parse(f"{text}[notify.tuning]\nafter_s = 5\n{text.replace('pager', 'chat')}", "f").notify
+    assert pager.rule.kinds == {IncidentKind.DEGRADED, IncidentKind.SLI_LOST}
+    assert (pager.after_s, chat.after_s) == (5.0, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +304,8 @@ def test_receivers_are_read():
         ('name = "a"\ncommand = "/bin/true"\non = ""', "notify[0].on"),
         ('name = "a"\ncommand = "/bin/true"\nbearer_token_file = "/t"', "notify[0].bearer_token_file"),
         ('name = "a"\ncommand = "/bin/true"\nafter = 3', "notify[0].after"),
+        ('name = "a"\ncommand = "/bin/true"\nafter_s = 3', "notify[0].after_s"),
+        ('name = "a"\ncommand = "/bin/true"\n[notify.tuning]\nafter_s = -3', "notify[0].tuning.after_s"),
         ('command = "/bin/true"', "notify[0].name"),
     ],
 )

@@ -311,7 +311,7 @@ def test_the_operators_own_mistakes_are_refused(line: str, said: str) -> None:
 
 
 RESERVED = {
-    "lra": {*(item.name for item in fields(LraTable))} | {"policy.grow_margin"},
+    "lra": {*(item.name for item in fields(LraTable))} | {"tuning.cusum_k"},
     "batch": {*(item.name for item in fields(BatchTable))},
 }
 GRANTED = {
@@ -335,7 +335,7 @@ def test_every_other_key_stays_the_operators(tmp_path: Path, kind: str, is_unit:
         text = found.problems[DECLARATION]
         assert (
             f"{key}: may not be set by {who}: it belongs in the operator's configuration" in text
-            or f"{key}: may not be set by {who}: least_latency_ms is 0 in [opt_in]" in text
+            or f"{key}: may not be set by {who}: least_latency_ms is 0 in [tuning.opt_in]" in text
             or "unknown" in text
         )
 

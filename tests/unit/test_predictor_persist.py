@@ -23,10 +23,13 @@ from perphd.predictor.persist import (
     ModelFile,
     ModelFileError,
     Provenance,
+    Skipped,
+    TreesState,
     from_text,
     ranges_of,
     to_text,
 )
+from perphd.predictor.sealed import SealedError, SealedFormat, decode
 
 FROM = Provenance("db", "/app/db", "mysql", "node1", 4, "1.2.3", 1.7e9)
 NO_LOAD = Unavailable("no load signal")
@@ -322,3 +325,15 @@ def test_whatever_passes_the_bounds_makes_a_model_that_answers_and_learns(
     sample = Sample("db", 11.0, 1.0, cpu_usage_cores=2.0, run_delay_cores=2.0, work_rate_per_s=500.0)
     model.observe(Observation(sample, asked[1], context, False, batch_cores=1.9))
     to_text(file_of(model))
+
+
+def test_an_index_that_trees_cannot_hold_is_refused() -> None:
+    with pytest.raises(SealedError, match=r"node_start\[0\] is 2147483648"):
+        decode(TreesState, {"base": 0.0, "node_start": [2**31]})
+
+
+def test_a_text_that_no_reader_would_take_is_not_written() -> None:
+    small = SealedFormat("perphd-x", "thing", 1, (1,), 400, ModelFileError)
+    assert small.value(Skipped, small.text(Skipped("x", 1))) == Skipped("x", 1)
+    with pytest.raises(ModelFileError, match="exceed the limit for a thing"):
+        small.text(Skipped("x" * 400, 1))

@@ -181,9 +181,9 @@ def test_what_is_no_profile_is_refused_with_a_sentence(profile: Profile, edit, s
     [
         ("y", ["a"], r"y\[0\] is 'a', not a number from"),
         ("scale", [0.0, 1.0], "positive"),
-        ("features", ["x"], "are inconsistent|trees.features"),
+        ("features", ["x"], "one value for each of the 1 features|trees.features"),
         ("trees", {}, "trees.features is missing"),
-        ("low", [1.0], "are inconsistent"),
+        ("low", [1.0], "must match features in length"),
     ],
 )
 def test_values_that_fit_nothing_are_refused_although_the_checksum_is_right(

@@ -78,7 +78,7 @@ def test_bandwidth_and_cache_count_where_the_host_s_are_known() -> None:
     blind = start_score(view(active=(busy(200.0),)), (stage,), NO_CACHE)
     assert [each.resource for each in blind.resources] == [CPU, MEMORY]
     assert blind.left_out[CACHE] == NO_CACHE.reason
-    assert "[queue] memory_bandwidth" in blind.left_out[BANDWIDTH]
+    assert "[tuning.queue] memory_bandwidth" in blind.left_out[BANDWIDTH]
     sees = view(
         active=(busy(200.0, **{BANDWIDTH: 40 * GB}),),
         shared={BANDWIDTH: 60 * GB},

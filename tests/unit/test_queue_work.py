@@ -135,10 +135,10 @@ def test_what_varies_less_is_used_until_errors_are_known() -> None:
     assert by_work(outlook().works[0], CLOCK)[0]
     better, why = by_work(outlook(law=wide).works[0], CLOCK)
     assert not better
-    assert why.startswith("it varies by")
+    assert why.startswith("spread among similar jobs: CPU time")
     assert by_work(outlook(0.2, wide).works[0], CLOCK) == (
         True,
-        "its errors made up 20% of the sum of both, those of run time 80%",
+        "shares of past errors: CPU time 20%, run time 80%",
     )
     assert not by_work(outlook(0.7).works[0], CLOCK)[0]
     asleep = WorkOutlook(WorkKind.CPU_TIME, STEADY, 0.01, 0.01, 0.02)
@@ -211,7 +211,7 @@ def test_the_history_of_jobs_says_when_a_slow_one_ends(tmp_path: Path) -> None:
     law, basis = left_with_basis(each, job.since_s)
     assert basis.by is WorkKind.INSTRUCTIONS
     assert law.median_s == pytest.approx((900.0 - 150.0) / 0.5, rel=0.05)
-    assert "of the sum of both" in basis.why
+    assert "shares of past errors" in basis.why
 
 
 def test_jobs_that_wait_for_a_timer_teach_the_queue_to_look_at_the_clock(tmp_path: Path) -> None:

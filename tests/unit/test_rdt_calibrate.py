@@ -297,7 +297,7 @@ def test_without_a_curve_the_nominal_level_is_used_and_said_to_be_uncalibrated()
         assert isinstance(look.bandwidth(0, 4, 50), Unavailable)
         assert look.for_bandwidth(0, 4, GB).value == 100
         assert look.levels(0, 4) == tuple(range(10, 101, 10))
-    with pytest.raises(Invalid, match="a share must be 0 to 1"):
+    with pytest.raises(Invalid, match="a share must be from 0 to 1"):
         BandwidthLookup(MB).for_share(0, 4, 50)
 
 

@@ -1,4 +1,4 @@
-"""A host of which only the files are here ([host] root): what is read there, and what is not asked of this machine."""
+"""A host of which only the files are here (tuning.host.root): what is read, and what is not asked of this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_the_report_asks_nothing_of_this_machine() -> None:
     without = probe_elsewhere(fs, discover(fs))
     stated = probe_elsewhere(fs, discover(fs), EventFiles(fs))
     reasons = [item.detail for item in without.items if not item.present]
-    assert sum("below host.root" in reason for reason in reasons) >= 2, reasons  # perf events and taskstats
+    assert sum("below tuning.host.root" in reason for reason in reasons) >= 2, (
+        reasons
+    )  # perf events and taskstats
     assert sum(item.present for item in stated.items) > sum(item.present for item in without.items)
 
 
@@ -73,9 +75,9 @@ def test_the_whole_host_is_told_in_proc() -> None:
 
 def test_the_root_is_known_to_those_who_restore(tmp_path: Path) -> None:
     path = tmp_path / "perphd.toml"
-    path.write_text('[host]\nroot = "/mnt/server/"\n[daemon]\nstate_dir = "/state"\n')
+    path.write_text('[tuning.host]\nroot = "/mnt/server/"\n[daemon]\nstate_dir = "/state"\n')
     assert for_restore(path, pytest.fail) == RestorePlace(("/state",), "/mnt/server")
-    path.write_text('[host]\nroot = "relative"\n')
+    path.write_text('[tuning.host]\nroot = "relative"\n')
     warnings: list[str] = []
     assert for_restore(path, warnings.append) == RestorePlace(("/var/lib/perphd",), "", is_guessed=True)
     assert "absolute path" in warnings[0]

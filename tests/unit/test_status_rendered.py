@@ -351,7 +351,7 @@ def test_a_simulated_host_is_not_compared_with_this_machine(tmp_path: Path):
     config = tmp_path / "perphd.toml"
     declared = '[[lra]]\nname = "a"\ncgroup = "/no-such-a"\n[[batch]]\nname = "b"\ncgroup = "/no-such-b"\n'
     for kind, said in (("simulated", ""), ("auto", "does not exist")):
-        config.write_text(f'[host]\nkind = "{kind}"\n{declared}')
+        config.write_text(f'[tuning.host]\nkind = "{kind}"\n{declared}')
         for group in (cli, daemon.main):
             done = CliRunner().invoke(group, ["config", "check", str(config)])
             assert done.exit_code == 0
@@ -378,7 +378,7 @@ def test_receivers_and_textfiles_that_reach_nobody_are_named(tmp_path: Path):
     )
     declared = '[[lra]]\nname = "a"\ncgroup = "/a"\n[[batch]]\nname = "b"\ncgroup = "/b"\n'
     for text, said in cases:
-        config.write_text(f'[host]\nkind = "simulated"\n{declared}{text}')
+        config.write_text(f'[tuning.host]\nkind = "simulated"\n{declared}{text}')
         done = CliRunner().invoke(cli, ["config", "check", str(config)])
         assert done.exit_code == 0, done.output
         assert said in done.stderr if said else not done.stderr

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -118,7 +120,7 @@ def test_a_program_is_known_by_its_file_and_known_again_after_a_roll_back() -> N
 def test_a_program_without_a_path_is_looked_for_and_one_that_cannot_be_seen_is_said() -> None:
     host = Host()
     host.process(8, 900, 101, "redis-server *:6379")
-    assert "cannot be looked at" in str(host.versions().look(DB))
+    assert "cannot be examined" in str(host.versions().look(DB))
     host.programs["/proc/8/exe"] = Facts(5000, 10)
     assert str(host.versions().look(DB)).startswith("redis-server-")
     host.files["/sys/fs/cgroup/app/db/cgroup.procs"] = b""
@@ -233,11 +235,13 @@ def test_on_a_simulated_host_there_are_no_programs_and_nothing_breaks() -> None:
 @pytest.mark.parametrize("value", ["", "exe", "file:relative", "label:", "auto:x", "file:/a\0b", 7])
 def test_what_says_nothing_of_a_version_is_refused(value: object) -> None:
     with pytest.raises(ConfigError, match="version_from"):
-        read_workload(Kind.LRA, {"name": "db", "cgroup": "/db", "version_from": value}, "x.toml", "lra[0]")
+        read_workload(
+            Kind.LRA, {"name": "db", "cgroup": "/db", "tuning": {"version_from": value}}, "x.toml", "lra[0]"
+        )
 
 
 def test_where_the_version_comes_from_is_read_and_written() -> None:
-    table = {"name": "db", "cgroup": "/db", "version_from": "file:/srv/VERSION"}
+    table = {"name": "db", "cgroup": "/db", "tuning": {"version_from": "file:/srv/VERSION"}}
     assert to_table(read_workload(Kind.LRA, table, "x.toml", "lra[0]")) == table
 
 
@@ -275,6 +279,7 @@ class Daemon:
         """This version runs, and does so much work undisturbed."""
         self.running.now["db"] = version
         self.now_s += VERSION_LOOK_S
+        self.models._wait(self.now_s)  # the disk is fast
         for _ in range(seconds):
             self.now_s += 1.0
             self.wall_s += 1.0
@@ -461,4 +466,51 @@ def test_the_list_of_models_shows_versions(path: Path) -> None:
     daemon.deployed("1.1", 1000.0, seconds=3)
     (part,) = list_parts([daemon.models.summary(DB)])
     assert "1.1 (+1 earlier)" in str(part)
+    daemon.stop()
+
+
+def test_a_slow_disk_delays_a_change_of_version_and_not_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, real, go = Daemon(path), ModelFiles.save, Event()
+    daemon.deployed("1.0", 1000.0)
+
+    def save(*asked: str) -> None:
+        go.wait(10.0)
+        real(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelFiles, "save", save)
+    daemon.models._lives["db"].saved_samples = -1
+    daemon.models.save_when_due((DB,), daemon.now_s + 600.0, 60.0)
+    daemon.running.now["db"] = "1.1"
+    daemon.now_s += VERSION_LOOK_S
+    daemon.models.follow((DB,), daemon.now_s)
+    assert daemon.models.summary(DB).version == "1.0", "it does not wait"
+    go.set()
+    daemon.models._wait(daemon.now_s)
+    daemon.models.follow((DB,), daemon.now_s)
+    assert daemon.models.summary(DB).version == "1.1"
+    daemon.stop()
+
+
+async def test_requests_that_need_the_files_let_the_loop_run_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, real, go = Daemon(path), ModelFiles.save, Event()
+    daemon.deployed("1.0", 1000.0)
+
+    def save(*asked: str) -> None:
+        go.wait(10.0)
+        real(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ModelFiles, "save", save)
+    daemon.models._lives["db"].saved_samples = -1
+    daemon.models.save_when_due((DB,), daemon.now_s + 600.0, 60.0)
+    waiting = asyncio.ensure_future(daemon.models.written())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    go.set()
+    await waiting
+    daemon.models.reset(DB, daemon.now_s)
+    assert daemon.models.summary(DB).samples == 0
     daemon.stop()

@@ -52,9 +52,9 @@ state_dir = "{state}"
 socket = "{socket}"
 read_group = "root"
 admin_group = "root"
-[isolation]
+[tuning.isolation]
 deadline_s = 20.0
-[policy]
+[tuning.policy]
 probe_after_s = 3600.0
 [[lra]]
 name = "app"

@@ -30,7 +30,7 @@ CONFIG = "/etc/perphd/conf.d/60-rollout.toml"
 VARIABLES: dict[str, Any] = {
     "perphd_mode": "enforce",
     # Only what makes the outcome certain: the cores are divided as soon as the daemon runs.
-    "perphd_settings": {"daemon": {"policy": "static"}, "isolation": {"deadline_s": 20.0}},
+    "perphd_settings": {"tuning": {"daemon": {"policy": "static"}, "isolation": {"deadline_s": 20.0}}},
     "perphd_lras": [{"name": "app", "match": "unit:app.service", "tolerance_pct": 20.0}],
     "perphd_batch": [
         {"name": "jobs", "match": "slice:batch.slice"},

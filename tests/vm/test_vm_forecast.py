@@ -18,8 +18,9 @@ pytestmark = pytest.mark.requires_vm
 CONFIG = """
 [daemon]
 mode = "observe"
-policy = "static"
 period_s = 1.0
+[tuning.daemon]
+policy = "static"
 [forecast]
 enabled = true
 [sizing]

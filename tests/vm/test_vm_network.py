@@ -28,9 +28,10 @@ BATCH = "/sys/fs/cgroup/batch.slice/flood.service"
 CONFIG = f"""
 [daemon]
 mode = "%s"
-policy = "static"
 period_s = 3.0
-[isolation]
+[tuning.daemon]
+policy = "static"
+[tuning.isolation]
 deadline_s = 20.0
 [network]
 devices = "{LINK},{OWN}"

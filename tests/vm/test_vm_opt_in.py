@@ -15,9 +15,10 @@ pytestmark = pytest.mark.requires_vm
 CONFIG = """
 [daemon]
 mode = "enforce"
-policy = "static"
 period_s = 1.0
-[isolation]
+[tuning.daemon]
+policy = "static"
+[tuning.isolation]
 deadline_s = 20.0
 [opt_in]
 units = "{units}"

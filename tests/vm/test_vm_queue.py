@@ -16,10 +16,12 @@ pytestmark = pytest.mark.requires_vm
 CONFIG = """
 [daemon]
 mode = "observe"
-policy = "static"
 period_s = 1.0
+[tuning.daemon]
+policy = "static"
 [queue]
 enabled = true
+[tuning.queue]
 cpu_risk = 1.0
 """
 """An emulated machine is busy with its daemon alone: whether there are CPUs for a job is not what is tested here."""

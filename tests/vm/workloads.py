@@ -66,9 +66,10 @@ done
 CONFIG = """
 [daemon]
 mode = "{mode}"
-policy = "static"
 period_s = 1.0
-[isolation]
+[tuning.daemon]
+policy = "static"
+[tuning.isolation]
 deadline_s = 20.0
 [[lra]]
 name = "app"

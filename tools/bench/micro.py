@@ -56,7 +56,7 @@ class _Bench:
         for _ in range(_SETTLE_TICKS):
             await self._scene.tick()
         if self._phase is not None:
-            self._scene.stopwatch.attach(self._scene.agent)
+            self._scene.stopwatch.attach(self._scene.agent, self._scene.parts)
 
     async def _ticks(self, loops: int) -> float:
         assert self._scene is not None

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from perphd.agent.upkeep import spare_the_start
 from perphd.domain.allocation import IDLE, Settings
-from perphd.domain.policy import Policy, Snapshot, TargetState
+from perphd.domain.policy import Snapshot, TargetState
 from perphd.domain.workload import Kind
 from tools.bench.groups import BenchError, BenchGroups
 from tools.bench.scene import STATE_BELOW, DiskMeter, Phases, Scene, cpu_wait_s, daemon_priority
@@ -51,21 +51,17 @@ class Reaction:
 
 
 class _Turning:
-    """Runs the inner policy, then returns a target that differs from the last one.
+    """Lets a policy decide, then returns a target that differs from the last one.
 
     Three states alternate, so that demotion, confinement and restoring all occur.
     """
 
-    def __init__(self, inner: Policy) -> None:
-        self._inner = inner
+    def __init__(self, decide: Callable[[Snapshot], TargetState]) -> None:
+        self._decide = decide
         self._round = 0
 
-    @property
-    def name(self) -> str:
-        return self._inner.name
-
     def decide(self, snapshot: Snapshot) -> TargetState:
-        decided = self._inner.decide(snapshot)
+        decided = self._decide(snapshot)
         self._round += 1
         last = snapshot.host.topology.usable_cores[-1]
         states: tuple[Settings | None, ...] = (
@@ -101,10 +97,10 @@ async def _measure(scene: Scene, disk: DiskMeter, workloads: int, changes: int) 
     for _ in range(SETTLE_TICKS):
         await scene.tick()
     spare_the_start()  # as the daemon does
-    agent: Any = scene.agent
-    agent._state.parts = replace(agent._state.parts, policy=_Turning(agent._state.parts.policy))
-    scene.stopwatch.attach(agent)
-    written = _Counter(agent)
+    agent, policy = scene.agent, cast(Any, scene.parts.policy)
+    policy.decide = _Turning(policy.decide).decide
+    scene.stopwatch.attach(agent, scene.parts)
+    written = _Counter(scene.parts.executor)
     from_decision: list[float] = []
     from_tick: list[float] = []
     own: list[float] = []
@@ -138,11 +134,10 @@ async def _measure(scene: Scene, disk: DiskMeter, workloads: int, changes: int) 
 
 
 class _Counter:
-    """Counts the kernel writes of an agent's executor, and fails on the first change that was undone."""
+    """Counts the kernel writes of an executor, and fails on the first change that was undone."""
 
-    def __init__(self, agent: Any) -> None:
+    def __init__(self, executor: Any) -> None:
         self.writes = 0
-        executor = agent._state.parts.executor
         inner = executor.apply
 
         async def apply(changes: Any, **options: Any) -> Any:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from perphd.agent.agent import Agent
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
+from perphd.agent.parts import Parts
 from perphd.agent.upkeep import collecting_later, protect_self
 from perphd.config.file import parse
 
@@ -29,7 +31,7 @@ def configuration(paths: Sequence[str], state: Path) -> str:
     """
     lras = max(1, len(paths) // LRA_SHARE)
     lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
-    lines += ["", "[isolation]", "changes_per_s = 100"]
+    lines += ["", "[tuning.isolation]", "changes_per_s = 100"]
     for number, path in enumerate(paths):
         kind = "lra" if number < lras else "batch"
         lines += ["", f"[[{kind}]]", f'name = "{kind}-{number:03}"', f'cgroup = "{path}"']
@@ -55,21 +57,14 @@ class Stopwatch:
 
     now: Phases = field(default_factory=Phases)
 
-    def attach(self, agent: Agent) -> None:
-        """Put timers around the agent's parts. They cost a fraction of a microsecond each."""
-        parts: Any = agent._state.parts
-        agent._state.parts = replace(
-            parts,
-            monitor=_Timed(parts.monitor, sample=self._timer("sampling", parts.monitor.sample)),
-            policy=_Timed(parts.policy, decide=self._timer("decide", parts.policy.decide, begins=True)),
-            executor=_Timed(
-                parts.executor,
-                plan=self._timer("plan", parts.executor.plan),
-                apply=self._waited("apply", parts.executor.apply),
-            ),
-        )
-        loop = agent._loop
-        loop.learn = self._timer("model", loop.learn)  # type: ignore[method-assign]
+    def attach(self, agent: Agent, parts: Parts) -> None:
+        """Put timers around methods of the agent's parts. They cost a fraction of a microsecond each."""
+        monitor, policy, executor, loop = _open(parts.monitor, parts.policy, parts.executor, agent._loop)
+        monitor.sample = self._timer("sampling", monitor.sample)
+        policy.decide = self._timer("decide", policy.decide, begins=True)
+        executor.plan = self._timer("plan", executor.plan)
+        executor.apply = self._waited("apply", executor.apply)
+        loop.learn = self._timer("model", loop.learn)
 
     def _timer(self, phase: str, call: Callable[..., T], begins: bool = False) -> Callable[..., T]:
         def timed(*args: Any, **kwargs: Any) -> T:
@@ -142,22 +137,18 @@ def daemon_priority() -> Iterator[None]:
         os.setpriority(os.PRIO_PROCESS, 0, before)
 
 
-class _Timed:
-    """An object with some of its methods replaced."""
-
-    def __init__(self, inner: Any, **replaced: Any) -> None:
-        self._inner = inner
-        self.__dict__.update(replaced)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+def _open(*objects: Any) -> tuple[Any, ...]:
+    """These objects, with methods that can be replaced."""
+    return objects
 
 
 class Scene:
-    """An agent and its virtual clock: every tick is one second after the last, regardless of its duration."""
+    """An agent, its parts and its virtual clock: every tick is one second after the last, however long it takes."""
 
     def __init__(self, paths: Sequence[str], state: Path) -> None:
-        self.agent = build_agent(parse(configuration(paths, state), "bench"))
+        config = parse(configuration(paths, state), "bench")
+        self.parts = build_parts(config)
+        self.agent = assemble(config, self.parts)
         self.stopwatch = Stopwatch()
         self._now_s = 1000.0
 

@@ -20,9 +20,9 @@ _CONFIG = """\
 [daemon]
 mode = "enforce"
 period_s = 1.0
-{policy}state_dir = "{folder}/state"
+state_dir = "{folder}/state"
 socket = "{folder}/perphd.sock"
-
+{policy}
 [[lra]]
 name = "{name}"
 cgroup = "{lra}"
@@ -64,7 +64,8 @@ class Daemon:
         config.write_text(
             _CONFIG.format(
                 folder=self._folder, name=name, lra=g.LRA, batch=g.BATCH,
-                policy='policy = "none"\n' if policy else "",  # tools.lab.peer replaces it by another policy
+                # tools.lab.peer replaces the policy "none" by another one.
+                policy='[tuning.daemon]\npolicy = "none"\n' if policy else "",
                 sli=f"[lra.sli]\n{sli}" if sli else "",
                 tolerance_pct=tolerance_pct,
             )

@@ -115,8 +115,8 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def _compare(cell: str, scheme: str, of_cell: Sequence[Run]) -> Comparison:
     more = not load_of(cell).open_loop
     mine = [run for run in of_cell if run.scheme == scheme]
-    singles: list[float | None] = []
-    mixes: list[float | None] = []
+    singles: list[float] = []
+    mixes: list[float] = []
     single_names: Counter[str] = Counter()
     mixed_names: Counter[str] = Counter()
     for run in mine:
@@ -129,8 +129,9 @@ def _compare(cell: str, scheme: str, of_cell: Sequence[Run]) -> Comparison:
             (settings, mixes, mixed_names, True),
         ):
             reached = best(chosen, run.whole.batch, more=more, mixes=with_mixes)
-            if reached is not None:
-                ratios.append(ratio(_figure(run, more=more), reached.figure))
+            compared = None if reached is None else ratio(_figure(run, more=more), reached.figure)
+            if reached is not None and compared is not None:
+                ratios.append(compared)
                 told[reached.name] += 1
     return Comparison(
         cell=cell,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from perphd.config.discovery import MAX_INSTANCES
 from perphd.config.file import DEFAULT_PATH, TABLES
-from perphd.config.schema import Key, keys_of, size_text
+from perphd.config.schema import TUNING, Key, expert_keys, size_text, usual_keys
 from perphd.config.tables import NOTIFY, NotifyConfig
 from perphd.config.workloads import RUNTIME_FILE, WORKLOAD_TABLES
 from perphd.domain.workload import Kind
@@ -23,14 +23,14 @@ ABOUT = {
     "daemon": "How the daemon runs.",
     "isolation": "How settings are written.",
     "store": "The local time-series store behind perphctl query and perphctl export.",
-    "policy": "What the policy may do, and with which confidence. Its thresholds and delays are under Tuning.",
+    "policy": "How certain the policy must be. Its thresholds and delays are in [tuning.policy].",
     "host": "The controlled host.",
     "federated": "Statistics that hosts exchange about the same applications, as files in a folder that you share or "
     "copy. Off by default. See docs/how-to/federated-models.md.",
     "wake": "Early ticks between two samples.",
     "network": "Limits on the traffic of batch. Off unless devices are named; knobs.md describes the changes to them.",
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
-    "sizing": "Sizes by forecast: the resource shaper. See sizing.md.",
+    "sizing": "Memory sizes by forecast: the resource shaper. See sizing.md.",
     "model": "How models of LRAs are learned; see predictor.md.",
     "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
     "window": "Times at which riskier changes are allowed.",
@@ -57,12 +57,13 @@ SLI_ABOUT = (
     "explain` reports the wait."
 )
 OWN_POLICY = (
-    "Any key of [policy], for this LRA alone. Values that concern all batch together (cores, memory and cache of "
-    "batch, the idle threshold) are those of the host when perphd decides for several LRAs at once."
+    "Also any key of [policy] and [tuning.policy], for this LRA alone. Values that concern all batch together (cores, "
+    "memory and cache of batch, the idle threshold) are those of the host when perphd decides for several LRAs at once."
 )
-TUNING = (
-    "Few operators need these keys: the defaults follow from measurements and fit the benchmarks. They belong to the "
-    "same tables of the file as the keys above."
+ABOUT_TUNING = (
+    "Few operators need these keys: the defaults follow from measurements and fit the benchmarks. Others serve "
+    "comparison and development. They have tables of their own: [tuning.TABLE] beside [TABLE]; [lra.tuning], "
+    "[batch.tuning] and [notify.tuning] below the [[lra]], [[batch]] or [[notify]] that they concern."
 )
 RULES = (
     f"The main file is {DEFAULT_PATH}; the files conf.d/*.toml beside it follow in the order of their names. "
@@ -78,8 +79,9 @@ RULES = (
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
     "of the same name or cgroup takes precedence.",
     "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "
-    "(or SIGHUP). A reload applies workloads and their settings, daemon.mode, on_stop, on_restart, [resctrl] and "
-    "[opt_in]; other changes need a restart, and the log names them.",
+    "(or SIGHUP). A reload applies workloads and their settings, daemon.mode, daemon.on_stop, "
+    "tuning.daemon.on_restart, [opt_in], [tuning.opt_in] and [tuning.resctrl]; other changes need a restart, and the "
+    "log names them.",
 )
 EXAMPLE = """\
 [daemon]
@@ -165,9 +167,9 @@ def markdown() -> str:
         "\n".join(f"- {rule}" for rule in RULES),
     ]
     for name, table in _tables():
-        parts += [f"## {_head(name)}", ABOUT[name], _rows(key for key in keys_of(table) if not key.expert)]
+        if usual := usual_keys(table):
+            parts += [f"## {_head(name)}", ABOUT[name], _rows(usual)]
     parts += ["## Finding control groups", *MATCHING, f"```toml\n{MATCH_EXAMPLE}```"]
-    parts += ["## [lra.policy]", OWN_POLICY]
     parts += ["## [lra.sli]", SLI_ABOUT, "`source` is required and names one of the following."]
     for source, options in OPTIONS.items():
         rows = [
@@ -179,10 +181,10 @@ def markdown() -> str:
             f'### source = "{source}"',
             "| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows),
         ]
-    parts += ["## Tuning", TUNING]
+    parts += ["## Tuning", ABOUT_TUNING]
     for name, table in _tables():
-        if expert := [key for key in keys_of(table) if key.expert]:
-            parts += [f"### Further keys of {_head(name)}", _rows(expert)]
+        if expert := expert_keys(table):
+            parts += [f"### {_tuning_head(name)}", *_about_tuning(name, table), _rows(expert)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -203,13 +205,12 @@ def man() -> str:
     for rule in RULES:
         lines += [".PP", _man(rule)]
     for name, table in _tables():
-        lines += [f'.SH "TABLE {_head(name)}"', _man(ABOUT[name])]
-        lines += _man_keys(key for key in keys_of(table) if not key.expert)
+        if usual := usual_keys(table):
+            lines += [f'.SH "TABLE {_head(name)}"', _man(ABOUT[name]), *_man_keys(usual)]
     lines.append(".SH FINDING CONTROL GROUPS")
     for text in MATCHING:
         lines += [".PP", _man(text)]
     lines += [".nf", *(_man(line) for line in MATCH_EXAMPLE.splitlines()), ".fi"]
-    lines += ['.SH "TABLE [lra.policy]"', _man(OWN_POLICY)]
     lines += ['.SH "TABLE [lra.sli]"', _man(SLI_ABOUT), ".PP", "The key"]
     lines += [".B source", "is required and names one of the following."]
     for source, options in OPTIONS.items():
@@ -218,10 +219,14 @@ def man() -> str:
             lines += [".TP", f".B {_man(option.key)}", _man(_sentence(option.meaning))]
             said = "It is required." if option.required else f"Default: {option.default or 'none'}."
             lines.append(_man(f"Allowed: {option.allowed}. {said}"))
-    lines += [".SH TUNING", _man(TUNING)]
+    lines += [".SH TUNING", _man(ABOUT_TUNING)]
     for name, table in _tables():
-        if expert := [key for key in keys_of(table) if key.expert]:
-            lines += [f'.SS "Further keys of {_head(name)}"', *_man_keys(expert)]
+        if expert := expert_keys(table):
+            lines += [
+                f'.SS "TABLE {_tuning_head(name)}"',
+                *map(_man, _about_tuning(name, table)),
+                *_man_keys(expert),
+            ]
     lines += [".SH EXAMPLE", ".nf", *(_man(line) for line in EXAMPLE.splitlines()), ".fi"]
     lines += [".SH SEE ALSO", ".BR perphctl (1),", ".BR perphd (8)"]
     return "\n".join(lines) + "\n"
@@ -244,6 +249,16 @@ def _tables() -> list[tuple[str, type]]:
 
 def _head(name: str) -> str:
     return f"[[{name}]]" if name in _REPEATED else f"[{name}]"
+
+
+def _tuning_head(name: str) -> str:
+    return f"[{name}.{TUNING}]" if name in _REPEATED else f"[{TUNING}.{name}]"
+
+
+def _about_tuning(name: str, table: type) -> list[str]:
+    if name == Kind.LRA:
+        return [OWN_POLICY]
+    return [] if usual_keys(table) else [ABOUT[name]]
 
 
 def _rows(keys: Iterable[Key]) -> str:

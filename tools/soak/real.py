@@ -38,10 +38,11 @@ state_dir = "{state}"
 socket = "{state}/perphd.sock"
 read_group = "root"
 admin_group = "root"
+[tuning.daemon]
 model_save_s = 30.0
 [store]
 max_size = "{store}"
-[policy]
+[tuning.policy]
 confirm_ticks = 1
 settle_s = 0.5
 evaluate_ticks = 2

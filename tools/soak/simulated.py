@@ -60,7 +60,7 @@ class Soak:
             state = Path(folder)
             text = (
                 f'[daemon]\nmode = "enforce"\nperiod_s = {1.0 / self._rate_hz}\nstate_dir = "{state}"\n'
-                f'model_save_s = 30.0\n[store]\nmax_size = "{self._store}"\n'
+                f'[tuning.daemon]\nmodel_save_s = 30.0\n[store]\nmax_size = "{self._store}"\n'
             )
             specs = tuple(_spec(place, name) for place, name in enumerate(churn.first_names(self._places)))
             clock = _Clock()

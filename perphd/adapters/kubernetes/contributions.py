@@ -17,7 +17,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ from perphd.cluster.contribution_objects import (
     listed,
 )
 from perphd.domain.errors import PerphError
-from perphd.federated.contribution import Contribution, ContributionRefused
+from perphd.federated.contribution import ContributionRefused
 
 PERIOD_S: Final = 60.0
 EVERY_S: Final = 1800.0
@@ -54,7 +54,7 @@ _log: Final = logging.getLogger("perphd.publish")
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A document that was fetched. ``size``: its bytes; 0: it was refused."""
+    """A document that was fetched. ``size``: its bytes; 0: it was refused. ``made_unix_s``: infinite if unknown."""
 
     version: str
     size: int = 0
@@ -125,7 +125,7 @@ class Contributions:
                 f"{self._own}.json in {self._folder.folder} cannot be read: the shared document stays as it is"
             )
             return
-        if own is None or not own.statistics or self._clock() - own.made_unix_s > EXPIRE_S:
+        if own is None or not own.statistics or self._is_expired(own.made_unix_s):
             if self._shared is None or self._shared[1]:
                 await self._unshare()
                 self._shared = (-1, "")
@@ -172,6 +172,8 @@ class Contributions:
         own = next((each.version for each in found if each.node == self._node), "")
         if self._shared is not None and self._shared[1] != own:
             self._shared = None
+        # At once: what is withdrawn must go even if no document can be fetched now.
+        self._remove_but({carried_name(each.node) for each in found})
         kept, staged = await self._fetched_of(chosen(found, self._node), refused)
         for name, reason in refused.items():
             if self._refused.get(name) != reason:
@@ -179,11 +181,14 @@ class Contributions:
         self._refused = refused
         for contributor in staged:
             self._folder.take(self._staged, contributor)
-        present = {carried_name(node) for node, each in kept.items() if each.size}
-        for contributor in self._folder.contributors():
-            if contributor.endswith(SUFFIX) and contributor not in present:
-                self._folder.remove(contributor)
+        self._remove_but({carried_name(node) for node, each in kept.items() if each.size})
         self._fetched = kept
+
+    def _remove_but(self, carried: Collection[str]) -> None:
+        """Remove the documents of all other nodes from the folder."""
+        for contributor in self._folder.contributors():
+            if contributor.endswith(SUFFIX) and contributor not in carried:
+                self._folder.remove(contributor)
 
     async def _fetched_of(
         self, wanted: list[ListedContributions], refused: dict[str, str]
@@ -193,6 +198,8 @@ class Contributions:
         Returns all documents that are kept, and the contributors in the hidden folder.
         """
         kept, staged = {}, []
+        for contributor in self._staged.contributors():  # of a fetch that failed
+            self._staged.remove(contributor)
         for each in wanted:
             before = self._fetched.get(each.node)
             if before is not None and before.version == each.version and self._is_here(each.node, before):
@@ -205,36 +212,41 @@ class Contributions:
                 continue
             if size > MOST_BYTES:
                 _log.warning(
-                    "the contributions of %d hosts have %d bytes in total, more than %d: no more are read",
+                    "the contributions of %d hosts take %d bytes (limit %d): further ones are not read",
                     len(kept),
                     size,
                     MOST_BYTES,
                 )
                 break
             try:
-                said, bytes_ = await self._document(each.node)
+                item = await self._client.get(f"{self._path}/{each.node}")
+                said = document_in(item)
             except ApiMissing:
                 continue
             except ContributionRefused as exc:
                 refused[each.node], kept[each.node] = str(exc), _Kept(each.version)
                 continue
+            if WITHDRAWN in (item["metadata"].get("labels") or {}):
+                continue  # since it was listed
+            if self._is_expired(said.made_unix_s):
+                refused[each.node] = "it has expired"
+                kept[each.node] = _Kept(each.version, made_unix_s=said.made_unix_s)
+                continue
             self._staged.write(said)
             staged.append(said.contributor)
+            bytes_ = sum(map(len, item["data"].values()))
             kept[each.node], size = _Kept(each.version, bytes_, said.made_unix_s), size + bytes_
         return kept, staged
 
     def _is_here(self, node: str, kept: _Kept) -> bool:
         """True if the document need not be fetched again while it is unchanged."""
-        if not kept.size:
-            return True
-        return self._clock() - kept.made_unix_s <= EXPIRE_S and self._folder.has(carried_name(node))
+        expired = self._is_expired(kept.made_unix_s)
+        if not kept.size:  # this host's clock may have been wrong when the document seemed to be expired
+            return expired or kept.made_unix_s == math.inf
+        return not expired and self._folder.has(carried_name(node))
 
-    async def _document(self, node: str) -> tuple[Contribution, int]:
-        item = await self._client.get(f"{self._path}/{node}")
-        said = document_in(item)
-        if self._clock() - said.made_unix_s > EXPIRE_S:
-            raise ContributionRefused("it has expired")
-        return said, sum(map(len, item["data"].values()))
+    def _is_expired(self, made_unix_s: float) -> bool:
+        return self._clock() - made_unix_s > EXPIRE_S
 
 
 async def withdraw(client: ApiClient, node: str, namespace: str = NAMESPACE) -> None:
@@ -250,6 +262,6 @@ async def withdraw(client: ApiClient, node: str, namespace: str = NAMESPACE) -> 
 
 
 def _name(item: Any) -> str:
-    """The name of any object, for messages."""
+    """The name in an object of any form, for messages; ``?`` if it has none."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     return str(metadata.get("name"))[:253] if isinstance(metadata, dict) else "?"

@@ -221,7 +221,7 @@ class ExtenderServer:
     async def _ready(self, _: web.Request) -> web.Response:
         if self._cache.is_synced:
             return web.Response(text="ok")
-        return web.Response(text="the nodes' documents are not read yet", status=503)
+        return web.Response(text="the nodes' documents have not been read yet", status=503)
 
 
 def _publisher(name: str, state: PublisherState | None, now_s: float) -> Mapping[str, Any]:

@@ -207,7 +207,7 @@ async def _run(
             client, node, daemon.document, pods, period_s, taint, file, slots, metrics, evictor=evictor
         )
         _log.info(
-            "perphd-publish %s for node %s, every %g s, as process %d",
+            "perphd-publish %s started: node %s, a round every %g s, process %d",
             __version__,
             node,
             period_s,

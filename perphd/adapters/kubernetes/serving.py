@@ -31,7 +31,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this host reaches it."""
+        """True if only this host can reach it."""
         return ipaddress.ip_address(self.host).is_loopback
 
     def __str__(self) -> str:

@@ -116,7 +116,7 @@ def hand_over(client: Client, environment: Mapping[str, str], declarations: Decl
         return f"job {job} is not declared"
     name, group = f"{PREFIX}{job}", group_of(environment)
     if any(each["name"] == name and each.get("cgroup") == group for each in _workloads(client)):
-        return f"job {job} is known already"
+        return f"job {job} is already declared"
     client.send("POST", "workloads", {"kind": kind.value, "name": name, "cgroup": group})
     return f"job {job} is {kind}: {group}"
 
@@ -128,7 +128,7 @@ def hand_back(client: Client, environment: Mapping[str, str]) -> str:
         PerphError: the daemon does not remove it.
     """
     job = job_of(environment)
-    return f"job {job} is handed back" if _remove(client, job) else f"job {job} was not handed over"
+    return f"job {job} is no longer declared" if _remove(client, job) else f"job {job} was not declared"
 
 
 class JobWatch:

@@ -133,7 +133,7 @@ async def _run(client: YarnClient, settings: YarnSettings, socket: str, period_s
     stop = stop_signal()
     async with client:
         publisher = YarnPublisher(client, settings, NodeSocket(socket).document, period_s)
-        _log.info("perphd-yarn %s for node %s, every %g s", __version__, settings.node, period_s)
+        _log.info("perphd-yarn %s started: node %s, a round every %g s", __version__, settings.node, period_s)
         await until_stopped(stop, publisher.run())
 
 

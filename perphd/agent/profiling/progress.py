@@ -133,8 +133,8 @@ class ProfileProgress:
                 or data["app"] != app
             ):
                 raise ValueError(
-                    f"it is {data['format']!r}, version {data.get('version')}, of {data.get('app')!r}; "
-                    f"needed is 'perphd-profile-progress', version {VERSION}, of {app!r}"
+                    f"it is {data['format']!r}, version {data.get('version')}, of {data.get('app')!r} "
+                    f"instead of 'perphd-profile-progress', version {VERSION}, of {app!r}"
                 )
             lattice = Lattice(
                 tuple(
@@ -150,7 +150,7 @@ class ProfileProgress:
                 )
                 if len(measured.values) != len(lattice.axes):
                     raise ValueError(
-                        f"{measured.values}: one value per axis is needed, that is {len(lattice.axes)}"
+                        f"{measured.values}: {len(lattice.axes)} values are needed, one per axis"
                     )
                 if not (math.isfinite(measured.work) and measured.work > 0 and measured.reference > 0):
                     raise ValueError(

@@ -473,8 +473,8 @@ class BatchQueue:
                 raise QueueError("the daemon is stopping")
             await self._in("file", self._prepare)
             await self._jobs.open()
-            jobs = [*self._jobs.live.values(), *self._jobs.ended.values()]
-            await self._in("plans", lambda: self._planner.remember(jobs))
+            waits = await self._jobs.waits()
+            await self._in("plans", lambda: self._planner.remember(waits))
         await self._units.found(self.find)
 
     def _prepare(self) -> None:

@@ -57,7 +57,10 @@ class KeptCalibration:
 
 
 def _calibration(record: Mapping[str, Any]) -> UsageCalibration:
-    """The calibration of one resource. Raises ValueError for values that learning cannot produce."""
+    """The calibration of one resource. Raises ValueError for values that learning cannot produce.
+
+    ``domain.wire`` would take the prior for a figure that is missing, and mix it with what was learned.
+    """
     kept, jobs, products, pairs = (float(record[name]) for name in ("kept", "jobs", "products", "pairs"))
     each = UsageCalibration(kept, jobs, products, pairs, tuple(map(float, record["levels"])))
     figures = (each.kept, each.jobs, each.products, each.pairs)

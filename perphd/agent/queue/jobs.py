@@ -66,6 +66,13 @@ class QueueJobs:
         """Jobs with a unit."""
         return [job for job in self.live.values() if job.state.active]
 
+    async def waits(self) -> list[tuple[float, float]]:
+        """Start and submission of every job that was started once, in order of the starts. Raises QueueError."""
+        starts = await self._run(self._opened.last_starts)
+        jobs = (*self.live.values(), *self.ended.values())
+        once = [job for job in jobs if job.attempt == 1 and job.id in starts]
+        return sorted((starts[job.id], job.submitted_s) for job in once)
+
     async def submit(self, specs: Sequence[JobSpec], now_s: float) -> tuple[QueuedJob, ...]:
         """Store new jobs, all or none. Raises QueueError."""
         jobs = await self._run(lambda: self._opened.submit(list(specs), now_s))

@@ -53,7 +53,7 @@ ASKED: Final = (
 )
 """Quantities that an outlook needs from the history."""
 ASKED_OF_WORK: Final = (Quantity.CPU_TIME_S, Quantity.INSTRUCTIONS, Quantity.WORK_ERROR_SHARE)
-"""Quantities that an outlook needs in addition if the run time is known."""
+"""Quantities that an outlook needs beside ``ASKED`` if the history knows the job's run time."""
 WAITS: Final = 100
 """Number of most recently started jobs over which the wait is averaged."""
 CYCLE_S: Final = 10.0
@@ -154,17 +154,13 @@ class QueuePlanner:
         return forecast_of(view, job.id, lambda each: self._outlook(each, now_s))
 
     def started(self, job: QueuedJob) -> None:
-        """Note that a job began to run, and add its wait to the average."""
-        self._waits = [*self._waits[1 - WAITS :], max(0.0, job.since_s - job.submitted_s)]
+        """Note that a job began to run; its first start adds its wait to the average."""
+        if job.attempt == 1:
+            self._waits = [*self._waits[1 - WAITS :], max(0.0, job.since_s - job.submitted_s)]
 
-    def remember(self, jobs: Iterable[QueuedJob]) -> None:
-        """Add the waits of jobs that started before this daemon, except of those with several attempts."""
-        starts = [
-            (job.since_s - job.ran_s, job.submitted_s)
-            for job in jobs
-            if job.attempt == 1 and not job.preemptions
-        ]
-        self._waits = [max(0.0, at_s - since_s) for at_s, since_s in sorted(starts)[-WAITS:]]
+    def remember(self, waits: Sequence[tuple[float, float]]) -> None:
+        """Add the waits of jobs that started before this daemon: start and submission of each, in order of starts."""
+        self._waits = [max(0.0, at_s - since_s) for at_s, since_s in waits[-WAITS:]]
 
     def ended(self, job: QueuedJob, now_s: float) -> None:
         """Learn from a job that completed; discard the measurements of one that failed or was cancelled."""

@@ -50,11 +50,11 @@ def check(
         if spec.cpus * core > cpus or spec.memory_bytes * core > most_bytes:
             raise refused("elastic", f"the host has no room for {core} such workers", "a smaller core")
         if core > config.most_running:
-            most = f"{config.most_running} ([queue] most_running)"
+            most = f"{config.most_running} ([tuning.queue] most_running)"
             raise refused("elastic", f"a core of {core} workers can never run", most)
         for number in spec.after:
             if find(number) is None:
                 raise refused("after", f"there is no job {number}", "the number of a job")
     if waiting + len(specs) > config.most_waiting:
-        most = f"{config.most_waiting} ([queue] most_waiting)"
+        most = f"{config.most_waiting} ([tuning.queue] most_waiting)"
         raise refused("queue", f"{waiting} jobs are already waiting", most)

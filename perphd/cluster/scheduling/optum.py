@@ -68,7 +68,9 @@ AS_PRINTED: Final = OptumSettings(absolute=True)
 
 
 class OptumColumns:
-    """Pair sums, the pod without a partner, predicted memory, and the summed surfaces of services and batch."""
+    """One row per node: predicted CPU of the pod pairs, the pod without a partner, predicted memory in bytes, and the
+    summed interference surfaces of its services and of its batch pods.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         n = len(fleet)
@@ -177,7 +179,7 @@ def optum(fleet: Fleet, pod: Pod, rows: Rows, settings: OptumSettings = MARGINAL
     refusals: dict[str, Mask] = {
         "its predicted CPU use would exceed the node": after > cores * (1 + _ROUNDING),
         "its predicted memory use would exceed the node": bytes_after > memory * (1 + _ROUNDING),
-        f"its memory is used beyond {MEMORY_LIMIT_RATIO:.0%}": base.of("used_bytes", rows)
+        f"{MEMORY_LIMIT_RATIO:.0%} or more of its memory is used": base.of("used_bytes", rows)
         >= MEMORY_LIMIT_RATIO * memory,
     }
     score = np.sum(np.stack(list(terms.values())), axis=0)

@@ -36,7 +36,7 @@ def _exceeds(left: Floats, right: Floats) -> Mask:
 
 def _memory(base: BaseColumns, pod: Pod, rows: Rows) -> dict[str, Mask]:
     held = base.of("requested_bytes", rows) + pod.memory_bytes
-    return {"its request of memory does not fit": _exceeds(held, base.of("memory_bytes", rows))}
+    return {"its memory request does not fit": _exceeds(held, base.of("memory_bytes", rows))}
 
 
 def alignment(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
@@ -52,7 +52,7 @@ def alignment(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
     }
     refusals = _memory(base, pod, rows)
     refusals[
-        "its request of CPU does not fit beside the use" if by_use else "its request of CPU does not fit"
+        "its CPU request does not fit beside the present use" if by_use else "its CPU request does not fit"
     ] = _exceeds(x_cores + pod.cores, cores)
     return Scores("alignment", node_names(fleet), rows, terms["CPU"] + terms["memory"], terms, refusals)
 
@@ -104,7 +104,7 @@ def balanced(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
         "balance": 0.5 * (1.0 - np.abs(cpu - memory) / 2),
     }
     refusals = _memory(base, pod, rows)
-    refusals["its request of CPU does not fit"] = _exceeds(cpu, np.ones(len(rows)))
+    refusals["its CPU request does not fit"] = _exceeds(cpu, np.ones(len(rows)))
     return Scores(
         "balanced", node_names(fleet), rows, terms["least requested"] + terms["balance"], terms, refusals
     )

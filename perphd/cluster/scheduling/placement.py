@@ -97,7 +97,7 @@ def decided(
         scores = balanced(fleet, pod, stale)
         best, why = (
             scores.best(),
-            f"{len(stale)} nodes with stale profiles by requests alone: no fresh one is feasible",
+            f"no fresh node is feasible: {len(stale)} nodes with stale profiles, compared by requests alone",
         )
     return PlacementDecision(pod.name, best, scores, len(fresh), len(stale), why)
 

@@ -97,9 +97,8 @@ def prophet(fleet: Fleet, pod: Pod, rows: Rows, most_over: float = GREATEST_OVER
         for name, values in terms.items()
     }
     refusals: dict[str, Mask] = {
-        "its request of CPU does not fit": base.of("requested_cores", rows) + pod.cores
-        > base.of("cores", rows),
-        "its request of memory does not fit": base.of("requested_bytes", rows) + pod.memory_bytes
+        "its CPU request does not fit": base.of("requested_cores", rows) + pod.cores > base.of("cores", rows),
+        "its memory request does not fit": base.of("requested_bytes", rows) + pod.memory_bytes
         > base.of("memory_bytes", rows),
         "the node publishes no time line of a resource that it demands": unknown,
     }

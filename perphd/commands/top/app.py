@@ -36,7 +36,7 @@ HISTORY_EVERY_S: Final = 10.0
 STEPS: Final = 60
 """Number of steps through the past that make up the visible span."""
 JUST_AFTER_S: Final = 0.01
-"""Seconds after a change at which it is shown."""
+"""Seconds from a change to the moment that the screen shows after a jump to it."""
 _STYLES: Final = """
 Screen { layout: vertical; background: ansi_default; color: ansi_default; }
 Lines { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }

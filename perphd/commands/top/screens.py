@@ -48,7 +48,7 @@ class Reading(ModalScreen[None]):
 
     @classmethod
     def of_parts(cls, title: str, parts: Iterable[Part]) -> Reading:
-        """A window with parts of an answer."""
+        """A window that shows these parts of an answer, one below the other."""
         return cls(title, Group(*rich_parts(parts)))
 
     def compose(self) -> ComposeResult:

@@ -263,7 +263,7 @@ def frozen_text(frozen: bool, version: int) -> str:
 
 
 def is_frozen(text: str) -> bool:
-    """True if the text of such a file means that the group is frozen or freezing."""
+    """True if this text of ``cgroup.freeze`` or ``freezer.state`` means that the group is frozen or freezing."""
     return text == "1" or text in _FROZEN
 
 

@@ -32,7 +32,7 @@ MAX_UNITS: Final = (1 << 27) - 1
 _SUB_SHIFT: Final = 6
 _STEPS: Final = (16, 8, 4, 2, 1)
 BUCKETS: Final = SUB_BUCKETS * 20 + 2 * SUB_BUCKETS
-"""The first 128 units, and twenty octaves above them, which begin at 2**7 ... 2**26."""
+"""Number of buckets: one for each of the first 128 units, and 64 in each of twenty octaves from 2**7 units on."""
 
 
 def bucket_of(nanoseconds: int) -> int:

@@ -223,12 +223,12 @@ def _profile(body: _Body) -> Profile:
     features, width = body.features, len(body.features)
     scale, low, high = body.scale, body.low, body.high
     if any(len(row) != width for row in body.x):
-        raise FileError("features, scale, low, high, x and y are inconsistent")
+        raise FileError(f"every row of x must have one value for each of the {width} features")
     x = np.array(body.x, dtype=np.float64).reshape(len(body.x), width)
     y = np.array(body.y, dtype=np.float64)
     trees = _trees(body.trees, "trees")
     if not len(scale) == len(low) == len(high) == width or len(x) != len(y):
-        raise FileError("features, scale, low, high, x and y are inconsistent")
+        raise FileError("scale, low and high must match features in length, and y must match x")
     if trees.features != features:
         raise FileError(
             f"trees.features are {trees.features}, but must equal the profile's features {features}"

@@ -31,7 +31,7 @@ class Axis:
     def __post_init__(self) -> None:
         if not self.steps or list(self.steps) != sorted(set(self.steps)):
             raise ValueError(
-                f"{self.name}: needs at least one step, and all in ascending order without repetition"
+                f"{self.name}: has no step, or its steps are not in ascending order without repetition"
             )
 
 

@@ -71,8 +71,8 @@ def train(
     """
     if len(y) < 20 or x.shape != (len(y), len(features)):
         raise ValueError(
-            f"rows of shape {x.shape}, {len(y)} targets and {len(features)} features; needed are at least 20 rows, "
-            "one target per row and one column per feature"
+            f"rows of shape {x.shape}, {len(y)} targets and {len(features)} features; at least 20 rows, "
+            "one target per row and one column per feature are needed"
         )
     engine = engine or best_engine()
     w = np.ones(len(y)) if weight is None else weight

@@ -80,7 +80,7 @@ class Checkpoints:
         if code != code_digest():
             raise self._refused("another version of perphd, Python or numpy made it")
         if run != self._run:
-            raise self._refused("it is of another run: workload or settings differ")
+            raise self._refused("it belongs to another run: workload or settings differ")
         found = pickle.loads(body)
         if not isinstance(found, FleetSimulator):
             raise self._refused("its content is not a fleet simulator")

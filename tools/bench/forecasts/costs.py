@@ -29,9 +29,10 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from perphd.agent.agent import Agent
-from perphd.agent.composition import build_agent
+from perphd.agent.assembly import assemble
+from perphd.agent.composition import build_parts
 from perphd.agent.forecasts import ForecastProcess
+from perphd.agent.parts import Parts
 from perphd.agent.upkeep import collecting_later, spare_the_start
 from perphd.config.file import parse
 from perphd.control.forecast_worker import ForecastWorker, Listed
@@ -75,6 +76,7 @@ _SIZING: Final = """
 enabled = true
 [sizing]
 shaper = "{shaper}"
+[tuning.sizing]
 memory = "400G"
 """
 _PERPHD: Final = (sys.executable, "-c", "from perphd.commands.daemon import main; main()")
@@ -233,11 +235,11 @@ async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool)
     now_s = 1000.0
     offset_s = time.time() // WINDOW_S * WINDOW_S - now_s
     config = parse(configuration(paths, state, "pessimistic"), "bench")
-    agent = build_agent(config, clock=lambda: now_s, wall_clock=lambda: offset_s + now_s)
+    parts = build_parts(config, clock=lambda: now_s, wall_clock=lambda: offset_s + now_s)
     names = [f"batch-{number:03}" for number in range(len(paths))]
     memory, meter = _Memory(names, (GRACE_TICKS + ticks) // int(WINDOW_S) + 1), _Meter()
+    agent = assemble(config, meter.timed(parts, state, memory), lambda: now_s)
     try:
-        meter.attach(agent, state, memory)
         found = []
         for tick in range(-GRACE_TICKS, ticks):
             if tick == 0:
@@ -424,20 +426,27 @@ class _Meter:
     def clear(self) -> None:
         self.spent = dict.fromkeys(self.spent, 0.0)
 
-    def attach(self, agent: Agent, state: Path, memory: _Memory) -> None:
-        """Put timers around these parts of an agent; the worker is a process that only reads.
+    def timed(self, parts: Parts, state: Path, memory: _Memory) -> Parts:
+        """These parts of an agent with timers around some of them; the worker is a process that only reads.
 
         Their ``over`` is not timed: it is called for every workload, and a timer would take five times as long.
         """
-        parts: Any = agent._state.parts
-        forecasts = ForecastProcess(state / "forecast", (), parts.records, ("cat",), None)
-        agent._state.parts = replace(
+        forecasts, jobs = ForecastProcess(state / "forecast", (), parts.records, ("cat",), None), parts.jobs
+        assert jobs is not None
+        shaping: Any = _Timed(parts.shaping, look=self._timer("shaper", parts.shaping.look))
+        fitting: Any = _Timed(parts.fitting, look=self._timer("memory fits", parts.fitting.look))
+        worker: Any = _Timed(forecasts, step=self._timer("worker told", forecasts.step))
+        monitor: Any = _Timed(
+            parts.monitor, sample=lambda *args: memory.given_to(parts.monitor.sample(*args))
+        )
+        runs: Any = _Timed(jobs, follow=self._timer("runs followed", jobs.follow))
+        return replace(
             parts,
-            shaping=_Timed(parts.shaping, look=self._timer("shaper", parts.shaping.look)),
-            fitting=_Timed(parts.fitting, look=self._timer("memory fits", parts.fitting.look)),
-            forecasts=_Timed(forecasts, step=self._timer("worker told", forecasts.step)),
-            monitor=_Timed(parts.monitor, sample=lambda *args: memory.given_to(parts.monitor.sample(*args))),
-            jobs=_Timed(parts.jobs, follow=self._timer("runs followed", parts.jobs.follow)),
+            shaping=shaping,
+            fitting=fitting,
+            forecasts=worker,
+            monitor=monitor,
+            jobs=runs,
             owned=(*parts.owned, forecasts),
         )
 

@@ -26,14 +26,15 @@ _CONFIG: Final = """
 [daemon]
 mode = "enforce"
 period_s = {period_s}
-attentive_period_s = {period_s}
 state_dir = "{state}"
 socket = "{state}/perphd.sock"
 read_group = "root"
 admin_group = "root"
+[tuning.daemon]
+attentive_period_s = {period_s}
 pause_file = "{state}/pause"
 policy = "none"
-[isolation]
+[tuning.isolation]
 deadline_s = 20.0
 """
 

@@ -91,7 +91,8 @@ class Arm:
     def _text(self) -> str:
         mode = "optimistic" if self.name == "k1-100" else self.name
         k1_pct = 100 if self.name == "k1-100" else 5
-        head = f'[sizing]\nshaper = "{mode}"\ninterval_s = {self._options.interval}\nk1_pct = {k1_pct}\n'
+        head = f'[sizing]\nshaper = "{mode}"\n'
+        head += f"[tuning.sizing]\ninterval_s = {self._options.interval}\nk1_pct = {k1_pct}\n"
         return head + "".join(
             f'[[batch]]\nname = "{walk.name}"\ncgroup = "{self.tree.top}/{walk.name}"\nshape = "elastic"\n'
             f'reserved_memory = "{self.reserved_bytes // MIB}M"\n'
