@@ -173,8 +173,8 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     if chances[best.allocation] >= SURE:
         return best, "the cheapest allocation that is almost certain to meet the target"
     if chances[best.allocation] >= FAIR:
-        chance = f"a chance of {chances[best.allocation]:.0%} to meet the target"
-        return best, f"{chance}, the best compromise with batch's work"
+        likely = f"a chance of {chances[best.allocation]:.0%} to meet the target"
+        return best, f"{likely}, the best compromise with batch's work"
     here = max((a.prediction.score for a in assessed if a.allocation == current), default=0.0)
     hopeful = [
         a
