@@ -178,7 +178,8 @@ class PolicySettings:
         metadata={
             "unit": "",
             "expert": True,
-            "doc": "confine a streaming batch job to the smallest cache mask if the batch jobs together gain by it",
+            "doc": "confine a streaming batch job to the smallest cache mask, and to fewer of batch's cores, if the "
+            "batch jobs together gain by it",
         },
     )
     streaming_gain_pct: float = _key(
@@ -186,9 +187,16 @@ class PolicySettings:
         0.1,
         100.0,
         "%",
-        "least mean gain of the batch jobs for which one of them is confined to the smallest cache mask",
+        "least mean gain of the batch jobs for which one of them is confined to the smallest cache mask or to "
+        "fewer cores",
     )
-    streaming_loss_pct: float = _key(10.0, 0.0, 90.0, "%", "largest loss of the confined job itself")
+    streaming_loss_pct: float = _key(
+        10.0,
+        0.0,
+        90.0,
+        "%",
+        "largest loss of the confined job itself with the smallest cache mask; with fewer cores three times as much",
+    )
     streaming_recheck_s: float = _key(
         600.0,
         10.0,

@@ -1,10 +1,14 @@
-"""Confines streaming batch jobs, which pollute the cache without benefit, to the smallest cache mask.
+"""Confines single batch jobs for the benefit of the others: to the smallest cache mask, and to fewer cores.
 
 If several batch jobs share a cache, a job that streams through memory gains nothing from it, but evicts the
-data of other jobs and of LRAs. Misses alone do not identify it, so confinement is tried: the job that misses
-most is confined to the smallest mask, and the instruction rates of all busy jobs before and after decide. The
-confinement stays if the jobs together clearly gain (mean of logarithms, so that every job has equal weight)
-and the job itself loses almost nothing. It is lifted from time to time as a trial, because programs change.
+data of other jobs and of LRAs. With few cores it does nearly as much, because the memory is its limit, and slows the
+others less. Misses alone do not identify it, so confinement is tried: the job that misses most is confined, and the
+instruction rates of all busy jobs before and after decide. The confinement stays if the jobs together clearly gain
+(mean of logarithms, so that every job has equal weight) and the job itself does not lose too much.
+
+The mask comes first, where it can be set. A cap on the cores of a job that needs no cache then follows in steps, as
+long as each step pays. One other busy job always keeps all of batch's cores. Every confinement is lifted from time to
+time as a trial, because programs change.
 
 LRAs lose nothing. No trial starts while an LRA is below its target or is being relieved. If this happens later, a
 running trial ends, as does a recent confinement. A tick is one pass over values: ``Streaming`` is the only state.
@@ -14,22 +18,34 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.admission import way_layout
 from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, standard_error
+from perphd.admission.confinement import (
+    Confinement,
+    CoreCap,
+    bearable_loss,
+    caches_and_cores,
+    can_cap_cores,
+    can_have_least_cache,
+    confined_settings,
+    core_masks,
+    may_begin,
+    misses_per_s,
+    next_cap,
+)
 from perphd.admission.context import batches
 from perphd.admission.domains import domains_of
 from perphd.admission.settings import PolicySettings
-from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.allocation import Settings
 from perphd.domain.backoff import doubled_s
 from perphd.domain.decision import Outcome
-from perphd.domain.policy import HostView, Snapshot, WorkloadView
+from perphd.domain.policy import Snapshot
 from perphd.domain.quick import replace
-from perphd.domain.reading import Reading, Unavailable, available, value_or
-from perphd.domain.sample import Quality, is_short
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.sample import is_short
 
 BEFORE: Final = 4
 """Number of samples under the same settings, with all LRAs well, required before a trial."""
@@ -43,8 +59,9 @@ MUCH: Final = 0.1
 """Least share of all batch's cache misses that a job must cause for its confinement to benefit the others."""
 CERTAIN: Final = 2.0
 """Number of standard errors that a gain must exceed."""
-LEAST_CLASSES: Final = 4
-"""Number of CLOSIDs needed for confinement: the default group's, batch's, the confined jobs', and a spare."""
+SOON: Final = 0.25
+"""Share of the usual pause after a trial that a change of batch's resources ended."""
+CHANGED_MEANWHILE: Final = "batch's resources changed meanwhile"
 NOT_MEANWHILE: Final = "an LRA was below its target or being relieved meanwhile"
 
 InForce = tuple[tuple[str, Settings], ...]
@@ -55,33 +72,41 @@ class Trial:
     """A trial with the job ``name``.
 
     ``confines``: True: the trial confines the job; False: it lifts the confinement. ``at_s``: start of the trial.
-    ``before``: rates before the trial.
+    ``before``: rates before the trial. ``kind``: the kind of confinement. ``cap``: the cap on its cores during the
+    trial; ``former``: the one before (None: none).
     """
 
     name: str
     confines: bool
     at_s: float
     before: tuple[Rates, ...]
+    kind: Confinement = Confinement.LEAST_CACHE
+    cap: CoreCap | None = None
+    former: CoreCap | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A pause of trials with one job.
+    """A pause of trials of one kind with one job.
 
     ``times``: consecutive trials with the same result. ``voids``: consecutive trials that could not be evaluated.
+    ``step_s``: time from which a further step of its cap may be tried despite the pause.
     """
 
     name: str
     until_s: float
     times: int = 0
     voids: int = 0
+    kind: Confinement = Confinement.LEAST_CACHE
+    step_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
     """The state of all trials and confinements.
 
-    ``confined``: jobs confined to the smallest mask. ``rates``: rates of the samples since the last change.
+    ``confined``: jobs confined to the smallest mask. ``capped``: jobs confined to fewer cores. ``rates``: rates of
+    the samples since the last change.
     ``around``: all settings without confinement. ``since_s``: time since which these and the confinement have
     been in force.
     ``lone_since_s``: time since which there has been no LRA, or no job that could gain. ``last``: the last
@@ -96,6 +121,15 @@ class Streaming:
     since_s: float = 0.0
     lone_since_s: float | None = None
     last: Trial | None = None
+    capped: tuple[CoreCap, ...] = ()
+
+    def cap(self, name: str) -> CoreCap | None:
+        """The cap on this job's cores, if any."""
+        return next((cap for cap in self.capped if cap.name == name), None)
+
+    def holds(self, name: str, kind: Confinement) -> bool:
+        """True if this job is confined in this way."""
+        return self.cap(name) is not None if kind is Confinement.FEWER_CORES else name in self.confined
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +147,7 @@ class Lras:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Result of one tick. ``settings``: all settings, with the confined jobs' masks."""
+    """Result of one tick. ``settings``: all settings, with the confined jobs' masks and CPUs."""
 
     streaming: Streaming
     settings: Mapping[str, Settings]
@@ -141,9 +175,13 @@ def advance(
     tick = _Tick(before, snapshot, settings, policy)
     tick.run(lras)
     in_force = dict(settings)
-    for name in tick.now.confined:
-        if name in tick.jobs:
-            in_force[name] = replace(settings[name], llc_masks=_least(snapshot.host, settings[name]))
+    for name in tick.jobs:
+        cap = tick.now.cap(name) if name in tick.cappable else None
+        least_cache = name in tick.now.confined and name in tick.cacheable
+        if least_cache or cap is not None:
+            in_force[name] = confined_settings(
+                snapshot.host, settings[name], least_cache=least_cache, cap=cap
+            )
     return Step(tick.now, in_force, tuple(tick.outcomes))
 
 
@@ -154,17 +192,20 @@ class _Tick:
         self, before: Streaming, snapshot: Snapshot, settings: Mapping[str, Settings], policy: PolicySettings
     ) -> None:
         self.snapshot, self.settings, self.policy, self.at_s = snapshot, settings, policy, snapshot.at_s
-        there = {view.spec.name for view in batches(snapshot)}
-        self.jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
+        host, views = snapshot.host, {view.spec.name: view for view in batches(snapshot)}
+        self.cacheable = {n for n, v in views.items() if can_have_least_cache(v, host, settings[n])}
+        self.cappable = {n for n, v in views.items() if can_cap_cores(v, settings[n])}
+        self.jobs = {n: v for n, v in views.items() if n in self.cacheable or n in self.cappable}
         self.busy = self._busy()
         self.outcomes: list[Outcome] = []
         # Confinement survives a pause in which it cannot be set; removed jobs are forgotten.
         self.now = replace(
             before,
-            confined=tuple(n for n in before.confined if n in there),
-            settled=tuple(s for s in before.settled if s.name in there),
-            trial=before.trial if before.trial is not None and before.trial.name in there else None,
-            last=before.last if before.last is not None and before.last.name in there else None,
+            confined=tuple(n for n in before.confined if n in views),
+            capped=tuple(c for c in before.capped if c.name in views),
+            settled=tuple(s for s in before.settled if s.name in views),
+            trial=before.trial if before.trial is not None and before.trial.name in views else None,
+            last=before.last if before.last is not None and before.last.name in views else None,
         )
 
     def _busy(self) -> tuple[str, ...]:
@@ -185,10 +226,10 @@ class _Tick:
         """Process the tick: evaluate or end the running trial, or start one."""
         if self._is_lone(lras):
             return
-        around = tuple(sorted((name, _caches_and_cores(s)) for name, s in self.settings.items()))
+        around = tuple(sorted((name, caches_and_cores(s)) for name, s in self.settings.items()))
         if around != self.now.around:
             # Batch's resources have changed, so earlier measurements no longer apply.
-            self._void("batch's resources changed meanwhile")
+            self._void(CHANGED_MEANWHILE)
             self.now = replace(self.now, around=around, rates=(), since_s=self.at_s)
         elif not lras.well:
             self._while_unwell()
@@ -211,8 +252,8 @@ class _Tick:
         self._void("no other busy job was left to compare with")
         if self.at_s - since_s >= self.policy.release_after_s:
             why = "no second batch job is busy" if lras.there else "no LRA is present"
-            for name in self.now.confined:
-                self._let_go(name, why)
+            for name, kind in self._held():
+                self._let_go(name, kind, why)
         return True
 
     def _while_unwell(self) -> None:
@@ -221,45 +262,86 @@ class _Tick:
         last = self.now.last
         self._void(NOT_MEANWHILE)
         recent = last is not None and self.at_s - last.at_s <= self.policy.release_after_s
-        if last is not None and recent and last.name in self.now.confined:
-            self._let_go(last.name, NOT_MEANWHILE)
-            self._settle(last.name, self.policy.streaming_recheck_s, voids=0)
-        for name in self.now.confined:
-            known = self._known(name)
+        if last is not None and recent and last.confines and self._is_in_force(last):
+            self._let_go(last.name, last.kind, NOT_MEANWHILE, last.former)
+            self._settle(last.name, last.kind, self.policy.streaming_recheck_s, voids=0)
+        for name, kind in self._held():
+            known = self._known(name, kind)
             if known is None or known.until_s + self.policy.streaming_recheck_s < self.at_s:
-                self._let_go(name, "its benefit could not be verified for too long")
+                self._let_go(name, kind, "its benefit could not be verified for too long")
 
-    def _let_go(self, name: str, why: str) -> None:
-        at_s, confined = self.at_s, tuple(n for n in self.now.confined if n != name)
-        self.now = replace(self.now, confined=confined, rates=(), since_s=at_s)
-        text = f"its share of the cache is returned: {why}"
-        self.outcomes.append(_outcome(name, at_s, at_s, True, text))
+    def _held(self) -> list[tuple[str, Confinement]]:
+        """All confinements in force."""
+        return [
+            *((name, Confinement.LEAST_CACHE) for name in self.now.confined),
+            *((cap.name, Confinement.FEWER_CORES) for cap in self.now.capped),
+        ]
+
+    def _is_in_force(self, trial: Trial) -> bool:
+        if trial.kind is Confinement.FEWER_CORES:
+            return self.now.cap(trial.name) == trial.cap
+        return trial.name in self.now.confined
+
+    def _let_go(self, name: str, kind: Confinement, why: str, former: CoreCap | None = None) -> None:
+        """End a confinement; ``former``: a cap that remains."""
+        self._confine(name, kind, confined=False, cap=former)
+        what = "its share of the cache is" if kind is Confinement.LEAST_CACHE else "batch's cores are"
+        text = f"{what} returned: {why}"
+        self.outcomes.append(_outcome(name, self.at_s, self.at_s, True, text))
+
+    def _confine(self, name: str, kind: Confinement, *, confined: bool, cap: CoreCap | None) -> None:
+        """Set or end one confinement; later samples are of the new settings."""
+        self.now = replace(self.now, rates=(), since_s=self.at_s)
+        if kind is Confinement.FEWER_CORES:
+            others = tuple(each for each in self.now.capped if each.name != name)
+            caps = (*others, cap) if cap is not None else others
+            self.now = replace(self.now, capped=tuple(sorted(caps, key=lambda each: each.name)))
+        else:
+            names = {*self.now.confined, name} if confined else {*self.now.confined} - {name}
+            self.now = replace(self.now, confined=tuple(sorted(names)))
 
     def _void(self, why: str) -> None:
         """Undo a trial that cannot be evaluated, with a pause that doubles."""
         trial = self.now.trial
         if trial is None:
             return
-        known = self._known(trial.name)
+        known = self._known(trial.name, trial.kind)
         voids = known.voids if known is not None else 0
+        pause_s = doubled_s(self.policy.release_after_s, voids)
+        if why == CHANGED_MEANWHILE:
+            # While LRAs settle, batch's resources change often and soon stay.
+            pause_s = doubled_s(SOON * self.policy.release_after_s, voids - 1)
+        if why == NOT_MEANWHILE and not trial.confines:
+            # Perhaps the LRA needs this confinement, so it is not lifted again soon.
+            times = known.times if known is not None else 0
+            pause_s = doubled_s(self.policy.streaming_recheck_s, max(times, voids))
         self._undo(trial)
-        self._settle(trial.name, doubled_s(self.policy.release_after_s, voids), voids=voids + 1)
+        if known is not None and trial.confines and trial.former is not None:
+            self._keep_settled(replace(known, voids=voids + 1, step_s=self.at_s + pause_s))
+        else:
+            self._settle(trial.name, trial.kind, pause_s, voids=voids + 1)
         self.outcomes.append(
-            _outcome(trial.name, self.at_s, trial.at_s, False, f"{_what(trial)}: {why}; undone")
+            _outcome(trial.name, self.at_s, trial.at_s, False, f"{self._what(trial)}: {why}; undone")
         )
 
     def _undo(self, trial: Trial) -> None:
-        confined = _toggled(self.now.confined, trial.name)
-        self.now = replace(self.now, trial=None, confined=confined, rates=(), since_s=self.at_s)
+        self.now = replace(self.now, trial=None)
+        self._confine(trial.name, trial.kind, confined=not trial.confines, cap=trial.former)
 
-    def _known(self, name: str) -> Settled | None:
-        return next((s for s in self.now.settled if s.name == name), None)
+    def _known(self, name: str, kind: Confinement) -> Settled | None:
+        return next((s for s in self.now.settled if s.name == name and s.kind is kind), None)
 
-    def _settle(self, name: str, wait_s: float, *, voids: int, times: int | None = None) -> None:
-        known = self._known(name)
+    def _settle(
+        self, name: str, kind: Confinement, wait_s: float, *, voids: int, times: int | None = None,
+        step_s: float = math.inf,
+    ) -> None:  # fmt: skip
+        known = self._known(name, kind)
         times = times if times is not None else known.times if known is not None else 0
-        others = tuple(s for s in self.now.settled if s.name != name)
-        self.now = replace(self.now, settled=(*others, Settled(name, self.at_s + wait_s, times, voids)))
+        self._keep_settled(Settled(name, self.at_s + wait_s, times, voids, kind, step_s))
+
+    def _keep_settled(self, pause: Settled) -> None:
+        others = (s for s in self.now.settled if s.name != pause.name or s.kind is not pause.kind)
+        self.now = replace(self.now, settled=(*others, pause))
 
     # -- trying ---------------------------------------------------------------------------------------
 
@@ -278,20 +360,60 @@ class _Tick:
         self.now = replace(self.now, rates=(*known, rates)[-MOST_RATES:])
 
     def _try(self) -> None:
-        """Start a trial with the job that misses most, if another busy job remains that may gain."""
-        now = self.now
-        waiting = {s.name for s in now.settled if s.until_s > self.at_s}
-        misses = {name: _misses(self.jobs[name]) for name in self.busy}
+        """Start the next trial: with the job that misses most, the mask before the cores."""
+        misses = {name: misses_per_s(self.jobs[name]) for name in self.busy}
         least = MUCH * sum(misses.values())
-        free = [name for name in self.busy if name not in now.confined]
         for name in sorted(misses, key=lambda n: (-misses[n], n)):
-            if name in waiting or misses[name] <= 0.0:
+            if misses[name] <= 0.0:
                 continue
-            if name in now.confined or (misses[name] >= least and len(free) > 1):
-                trial = Trial(name, name not in now.confined, self.at_s, now.rates)
-                confined = _toggled(now.confined, name)
-                self.now = replace(now, trial=trial, confined=confined, rates=(), since_s=self.at_s)
-                return
+            for kind in Confinement:
+                trial = self._possible(name, kind, misses[name] >= least)
+                if trial is not None:
+                    self._confine(name, kind, confined=trial.confines, cap=trial.cap)
+                    self.now = replace(self.now, trial=trial)
+                    return
+                if self._repeats_soon(name, kind):
+                    return
+
+    def _repeats_soon(self, name: str, kind: Confinement) -> bool:
+        """True during a short pause after a trial that could not be evaluated; less likely trials then wait."""
+        known = self._known(name, kind)
+        if known is None or known.voids == 0 or not self._can_set(name, kind):
+            return False
+        further = known.step_s if known.step_s < math.inf else known.until_s
+        return self.at_s < further <= self.at_s + self.policy.release_after_s
+
+    def _can_set(self, name: str, kind: Confinement) -> bool:
+        return name in (self.cappable if kind is Confinement.FEWER_CORES else self.cacheable)
+
+    def _possible(self, name: str, kind: Confinement, much: bool) -> Trial | None:
+        """The trial that is due with this job, if any: to lift its confinement, or to confine it (further).
+
+        ``much``: it misses enough for others to gain.
+        """
+        known, now = self._known(name, kind), self.now
+        if not self._can_set(name, kind):
+            return None
+        due = known is None or known.until_s <= self.at_s
+        cap = now.cap(name) if kind is Confinement.FEWER_CORES else None
+        if now.holds(name, kind) and due:
+            return Trial(name, False, self.at_s, now.rates, kind, None, cap)
+        others = [n for n in self.busy if n != name and not now.holds(n, kind)]
+        if not much or not others:
+            return None
+        if kind is Confinement.LEAST_CACHE:
+            free = due and name not in now.confined
+            return Trial(name, True, self.at_s, now.rates, kind) if free else None
+        if not (due or (cap is not None and known is not None and known.step_s <= self.at_s)):
+            return None
+        if name in self.cacheable and name not in now.confined:
+            return None  # it needs its cache, or this is not known yet
+        topology, view, wanted = self.snapshot.host.topology, self.jobs[name], self.settings[name]
+        cores = next_cap(view, topology, wanted, cap) if may_begin(view, topology, wanted) else None
+        if cores is None:
+            return None
+        change = cap.change if cap is not None else 0.0
+        return Trial(name, True, self.at_s, now.rates, kind, CoreCap(name, cores, change), cap)
 
     def _judge(self, trial: Trial) -> None:
         rates, policy = self.now.rates, self.policy
@@ -306,83 +428,70 @@ class _Tick:
         wanted = math.log1p(policy.streaming_gain_pct / 100.0)
         if trial.confines:
             good = gain >= max(wanted, doubt)
-            good = good and changed[trial.name] >= math.log1p(-policy.streaming_loss_pct / 100.0)
+            least = math.log1p(-bearable_loss(policy, trial.kind))
+            good = good and _loss(trial, changed[trial.name]) >= least
             clear = gain - doubt >= wanted or gain + doubt < 0.0
         else:
             good = gain > -max(wanted / 2.0, doubt)
             clear = gain - doubt >= 0.0 or gain + doubt < -wanted
         if not clear and len(rates) < AFTER:
             return
-        known = self._known(trial.name)
-        times = known.times + 1 if known is not None and known.voids == 0 and not good else 0
-        self._settle(trial.name, doubled_s(policy.streaming_recheck_s, times), voids=0, times=times)
+        told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changed.items()))
+        text = f"{self._what(trial)}: {told}; {'kept' if good else 'undone'}"
+        self._settle_judged(trial, good)
         if good:
             # The rates under the new setting are the baseline of the next trial.
             self.now = replace(self.now, trial=None, last=replace(trial, at_s=self.at_s))
+            if trial.cap is not None:
+                self._count_loss(trial, changed[trial.name])
+            elif trial.confines:
+                self._spare_users_of_cache(trial, changed)
         else:
             self._undo(trial)
-        told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changed.items()))
-        text = f"{_what(trial)}: {told}; {'kept' if good else 'undone'}"
         self.outcomes.append(_outcome(trial.name, self.at_s, trial.at_s, good, text))
 
+    def _settle_judged(self, trial: Trial, good: bool) -> None:
+        """Pause after a trial that was evaluated."""
+        known = self._known(trial.name, trial.kind)
+        if known is not None and trial.confines and trial.former is not None and not good:
+            # The former cap is in force again, and the next trial lifts it.
+            self._keep_settled(replace(known, voids=0, step_s=math.inf))
+            return
+        times = known.times + 1 if known is not None and known.voids == 0 and not good else 0
+        wait_s = doubled_s(self.policy.streaming_recheck_s, times)
+        further_s = self.at_s if trial.confines is good else math.inf
+        self._settle(trial.name, trial.kind, wait_s, voids=0, times=times, step_s=further_s)
 
-def _toggled(confined: Sequence[str], name: str) -> tuple[str, ...]:
-    if name in confined:
-        return tuple(n for n in confined if n != name)
-    return tuple(sorted((*confined, name)))
+    def _spare_users_of_cache(self, trial: Trial, changed: Mapping[str, float]) -> None:
+        """Try no smaller mask on jobs that clearly gained by more cache: they would lose as much."""
+        lost = -math.log1p(-bearable_loss(self.policy, trial.kind))
+        least = max(lost, math.log1p(self.policy.streaming_gain_pct / 100.0))
+        for name, change in changed.items():
+            if change > least and name not in self.now.confined:
+                self._settle(name, trial.kind, self.policy.streaming_recheck_s, voids=0, times=0)
+
+    def _count_loss(self, trial: Trial, change: float) -> None:
+        """Record the change of a capped job's rate, which counts against its later steps."""
+        assert trial.cap is not None
+        cap = replace(trial.cap, change=_loss(trial, change))
+        others = (each for each in self.now.capped if each.name != trial.name)
+        capped = tuple(sorted((*others, cap), key=lambda each: each.name))
+        self.now = replace(self.now, capped=capped, last=replace(self.now.last, cap=cap))
+
+    def _what(self, trial: Trial) -> str:
+        if trial.kind is Confinement.LEAST_CACHE:
+            return f"{'the least of the cache' if trial.confines else 'the whole cache back'} as a trial"
+        cores = len(core_masks(self.snapshot.host.topology, self.settings[trial.name].cpus))
+        if trial.cap is None:
+            return f"all of batch's {cores} cores back as a trial"
+        return f"{min(trial.cap.cores, cores)} of batch's {cores} cores as a trial"
 
 
-def _what(trial: Trial) -> str:
-    return f"{'the least of the cache' if trial.confines else 'the whole cache back'} as a trial"
+def _loss(trial: Trial, change: float) -> float:
+    """Change of the logarithm of the job's rate since it was without this kind of confinement."""
+    return change + (trial.former.change if trial.former is not None else 0.0)
 
 
 def _outcome(name: str, at_s: float, decided_at_s: float, kept: bool, text: str) -> Outcome:
     none: Reading = Unavailable("batch has no target")
     return Outcome(at_s, name, decided_at_s, none, none, kept, text)
-
-
-# -- looking ------------------------------------------------------------------------------------------
-
-
-def _can(view: WorkloadView, host: HostView, settings: Mapping[str, Settings]) -> bool:
-    """True if this job's ways can be set and exceed the minimum."""
-    if view.sample is None or view.sample.has(Quality.GONE) or not view.enforced:
-        return False
-    if "llc_masks" not in view.enforceable or host.llc_ways <= host.min_cbm_bits:
-        return False
-    if 0 < host.llc_classes < LEAST_CLASSES:
-        return False
-    masks = settings[view.spec.name].llc_masks
-    return masks is KEEP or all(mask.bit_count() > host.min_cbm_bits for _, mask in masks)
-
-
-def _misses(view: WorkloadView) -> float:
-    """Cache misses per second, in an arbitrary unit that is the same for all jobs; 0 if not counted."""
-    sample = view.sample
-    if sample is None or not available(sample.llc_mpki):
-        return 0.0
-    return sample.llc_mpki * value_or(sample.mips, 0.0)
-
-
-def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
-    """The smallest mask within the job's mask, at the end that devices do not share (see ``ladder.batch_mask``)."""
-    least = (1 << host.min_cbm_bits) - 1
-    masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
-    domains = (each.domain for each in host.topology.l3_domains)
-    whole = (1 << host.llc_ways) - 1
-    if way_layout.cache_domain(host).batch_end_is_low:
-        return tuple((d, least << (masks.get(d, whole).bit_length() - host.min_cbm_bits)) for d in domains)
-    return tuple(
-        (d, least << ((masks.get(d, whole) & -masks.get(d, whole)).bit_length() - 1)) for d in domains
-    )
-
-
-def _caches_and_cores(settings: Settings) -> Settings:
-    """The part of ``settings`` that affects a job's speed at once: CPUs, cache and bandwidth."""
-    return Settings(
-        cpus=settings.cpus,
-        cpu_weight=settings.cpu_weight,
-        cpu_max_cores=settings.cpu_max_cores,
-        llc_masks=settings.llc_masks,
-        mba_pct=settings.mba_pct,
-    )

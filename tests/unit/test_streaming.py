@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,103 +12,15 @@ from hypothesis import strategies as st
 from perphd.admission import batch_rates
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
-from perphd.admission.streaming import Lras, Streaming, advance
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.decision import Outcome
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Unavailable
-from perphd.domain.sample import Quality, Sample
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Quality
 from perphd.domain.topology import L3Domain
 from perphd.domain.workload import Kind, WorkloadSpec
 from tests.unit.admission_world import topology
-
-WAYS = 11
-Truth = Callable[[str, frozenset[str]], float]
-"""Millions of instructions per second of a job while these are kept to the least cache."""
-
-
-def streams(name: str, confined: frozenset[str]) -> float:
-    """A streamer that takes others' cache, a job that needs the cache, and one that hardly cares."""
-    free = "stream" in confined
-    return {
-        "stream": 970.0 if free else 1000.0,
-        "thrash": 100.0 if "thrash" in confined else 190.0 if free else 110.0,
-        "plain": 520.0 if free else 500.0,
-    }[name]
-
-
-MPKI = {"stream": 30.0, "thrash": 40.0, "plain": 2.0}
-
-
-@dataclass
-class Jobs:
-    """Some batch jobs beside an LRA; their rates follow ``truth``, their settings what has been decided."""
-
-    names: tuple[str, ...] = ("stream", "thrash")
-    truth: Truth = streams
-    policy: PolicySettings = field(default_factory=PolicySettings)
-    noise: float = 0.01
-    knobs: frozenset[str] = frozenset({"cpus", "llc_masks"})
-    counted: bool = True
-    given: dict[str, Settings] = field(default_factory=dict)
-    well: bool = True
-    lra: bool = True
-    idle: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
-    host: HostView = field(
-        default_factory=lambda: HostView(
-            replace(topology(8), l3_domains=(L3Domain(0, CpuSet.of(range(8)), 11 << 20),)), llc_ways=WAYS
-        )
-    )
-
-    def __post_init__(self) -> None:
-        self.now_s, self.tick, self.random = 0.0, 0, random.Random(1)
-        self.state, self.outcomes = Streaming(), list[Outcome]()
-        self.in_force: dict[str, Settings] = {}
-
-    @property
-    def confined(self) -> set[str]:
-        """Who is kept to the least cache in truth."""
-        masks = {n: s.llc_masks for n, s in self.in_force.items() if n != "db"}
-        return {
-            n for n, m in masks.items() if m is not KEEP and m[0][1].bit_count() == self.host.min_cbm_bits
-        }
-
-    def until_tried(self) -> None:
-        """Ticks until a trial is under way."""
-        while self.state.trial is None:
-            self.step(1)
-
-    def view(self, name: str) -> WorkloadView:
-        """One job as it is now."""
-        rate = self.truth(name, frozenset(self.confined)) * (1.0 + self.random.gauss(0.0, self.noise))
-        sample = Sample(
-            name,
-            self.now_s,
-            1.0,
-            cpu_usage_cores=0.01 if name in self.idle else 4.0,
-            mips=rate if self.counted else NOT_MEASURED,
-            llc_mpki=MPKI.get(name, 35.0),
-        )
-        return WorkloadView(
-            WorkloadSpec(name, Kind.BATCH, f"/{name}"), sample, enforceable=self.knobs, enforced=True
-        )
-
-    def step(self, seconds: int) -> None:
-        """So many ticks."""
-        for _ in range(seconds):
-            self.now_s += 1.0
-            lra = WorkloadView(WorkloadSpec("db", Kind.LRA, "/db"), None)
-            jobs = [self.view(name) for name in self.names]
-            views = (lra, *(replace(v, sample=None) if v.spec.name in self.absent else v for v in jobs))
-            snapshot = Snapshot(self.tick, self.now_s, 1.0, self.host, views)
-            settings = {v.spec.name: self.given.get(v.spec.name, Settings()) for v in views}
-            lras = Lras(there=self.lra, well=self.well)
-            done = advance(self.state, snapshot, settings, lras, self.policy)
-            self.state, self.in_force = done.streaming, dict(done.settings)
-            self.outcomes += done.outcomes
-            self.tick += 1
+from tests.unit.batch_jobs_world import WAYS, Jobs, streams
 
 
 def test_the_streamer_is_found_and_kept_to_the_lowest_way():
@@ -232,7 +143,7 @@ def test_with_nobody_left_to_gain_everything_is_given_back_after_a_while():
 def test_where_it_cannot_be_set_or_seen_nothing_is_done():
     for world in (
         Jobs(names=("stream",)),
-        Jobs(knobs=frozenset({"cpus"})),
+        Jobs(knobs=frozenset({"cpu_weight"})),
         Jobs(counted=False),
         Jobs(policy=PolicySettings(confine_streaming=False)),
         Jobs(given={n: Settings(llc_masks=((0, 1 << 10),)) for n in ("stream", "thrash")}),
