@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.admission import change_review
-from perphd.admission.detector import DetectorState, Judgement
-from perphd.admission.lra_context import LraContext
-from perphd.admission.lra_state import LraState
-from perphd.admission.outcomes import Pending, alive
-from perphd.admission.rescue import Move
+from perphd.admission.controller import change_review
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.detector.judge import DetectorState, Judgement
+from perphd.admission.moves.rescue import Move
+from perphd.admission.review.lra_context import LraContext
+from perphd.admission.review.outcomes import Pending, alive
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause, Health, Verdict

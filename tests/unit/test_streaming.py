@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import batch_rates
+from perphd.admission.features.streaming import Lras, Streaming, advance
 from perphd.admission.perph import PerphPolicy
+from perphd.admission.review import batch_rates
 from perphd.admission.settings import PolicySettings
-from perphd.admission.streaming import Lras, Streaming, advance
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Outcome
