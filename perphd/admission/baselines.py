@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perphd.admission.arbiter import batch_cpus
+from perphd.admission.arbiter.arbitration import batch_cpus
 from perphd.admission.context import batches, lras, total_cores
 from perphd.domain.allocation import Settings
 from perphd.domain.policy import Snapshot, TargetState

@@ -8,13 +8,14 @@ import statistics
 from collections.abc import Iterator
 from typing import Final
 
-from perphd.admission import cusum, significance, windowed
-from perphd.admission.cusum import Baseline
-from perphd.admission.detector import DetectorState
-from perphd.admission.egress import memory_within
+from perphd.admission.detector import cusum, significance
+from perphd.admission.detector.cusum import Baseline
+from perphd.admission.detector.judge import DetectorState
+from perphd.admission.detector.significance import ASSUMED_DELAY, Channel, Weighed
+from perphd.admission.features import windowed
+from perphd.admission.features.egress import memory_within
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
-from perphd.admission.significance import ASSUMED_DELAY, Channel, Weighed
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.status import DetectorTest
 

@@ -9,17 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perphd.admission import arbiter, floor, own_ways, streaming
-from perphd.admission.arbiter import NEWCOMER
-from perphd.admission.bandwidth import with_bandwidth
-from perphd.admission.context import batches, lras
-from perphd.admission.controller import LraController
-from perphd.admission.domains import domains_of
-from perphd.admission.floor import NO_FLOOR, Floor
-from perphd.admission.lra_state import LraState
-from perphd.admission.origin import is_shared
-from perphd.admission.own_ways import OwnWays
-from perphd.admission.partition_state import (
+from perphd.admission.arbiter import arbitration
+from perphd.admission.arbiter.arbitration import NEWCOMER
+from perphd.admission.arbiter.partition_state import (
     PartitionResult,
     PartitionState,
     can_part,
@@ -27,9 +19,18 @@ from perphd.admission.partition_state import (
     present,
     sharing_again,
 )
-from perphd.admission.partitioned import PartitionedTick
+from perphd.admission.arbiter.partitioned import PartitionedTick
+from perphd.admission.context import batches, lras
+from perphd.admission.controller.lra_controller import LraController
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.detector.origin import is_shared
+from perphd.admission.features import floor, own_ways, streaming
+from perphd.admission.features.floor import NO_FLOOR, Floor
+from perphd.admission.features.own_ways import OwnWays
+from perphd.admission.features.streaming import Lras, Streaming
+from perphd.admission.inference.bandwidth import with_bandwidth
+from perphd.admission.inference.domains import domains_of
 from perphd.admission.settings import PolicySettings, at_pace, settings_for, without_trials
-from perphd.admission.streaming import Lras, Streaming
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState
@@ -119,7 +120,7 @@ class PerphPolicy:
         if partable and not shared and in_trouble(decisions, scores, snapshot.host.account):
             return self._together(snapshot, PerphMemory(states), wanted)
         batch = (*batches(snapshot), NEWCOMER)
-        settings = arbiter.arbitrate(snapshot.host, lras(snapshot), batch, protections, wanted)
+        settings = arbitration.arbitrate(snapshot.host, lras(snapshot), batch, protections, wanted)
         newcomer = settings.pop(NEWCOMER.spec.name)
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states), newcomer)
 
@@ -130,7 +131,7 @@ class PerphPolicy:
         result: PartitionResult = PartitionedTick(paced, snapshot, memory.partitioned, detectors).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
         partitioned = result.partitioned if result.partitioned is not None else PartitionState()
-        settings = arbiter.arbitrate(
+        settings = arbitration.arbitrate(
             snapshot.host,
             lras(snapshot),
             (*batches(snapshot), NEWCOMER),

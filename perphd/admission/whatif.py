@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
-from perphd.admission.detector import DetectorState, judge, target_of
-from perphd.admission.inferer import Assessed
-from perphd.admission.lra_context import LraContext
+from perphd.admission.detector.judge import DetectorState, judge, target_of
+from perphd.admission.inference import inferer
+from perphd.admission.inference.inferer import Assessed
+from perphd.admission.review.lra_context import LraContext
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Health
 from perphd.domain.policy import Snapshot, WorkloadView

@@ -90,7 +90,7 @@ def _masks(division: Division, topology: Topology, actuators: Actuators) -> dict
     """Cache masks by L3 domain, at the end of the cache that batch uses."""
     if actuators.llc_ways <= actuators.min_cbm_bits:
         return {}
-    from perphd.admission.way_layout import batch_mask
+    from perphd.admission.inference.way_layout import batch_mask
     from perphd.qos.division import Masks, way_shares
 
     host = HostView(

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from perphd.admission.baselines import NonePolicy, StaticPolicy
-from perphd.admission.egress import EgressCeiling, EgressRule
+from perphd.admission.features.egress import EgressCeiling, EgressRule
+from perphd.admission.features.windowed import Windowed
 from perphd.admission.perph import PerphPolicy
-from perphd.admission.windowed import Windowed
 from perphd.agent.agent import Agent
 from perphd.agent.assembly import assemble
 from perphd.agent.devices.hints import HINTS, Hints

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from perphd.admission.arbiter import strictest
+from perphd.admission.arbiter.arbitration import strictest
 from perphd.admission.context import (
     batch_is_quiet,
     batch_is_there,
@@ -18,11 +18,11 @@ from perphd.admission.context import (
     model_context,
     total_cores,
 )
-from perphd.admission.domains import protections_beside
-from perphd.admission.gathering import LONGEST_S, merged
-from perphd.admission.inferer import untouched
-from perphd.admission.ladder import cache_knobs, shields, strictest_cache
-from perphd.admission.origin import is_contended
+from perphd.admission.detector.gathering import LONGEST_S, merged
+from perphd.admission.detector.origin import is_contended
+from perphd.admission.inference.domains import protections_beside
+from perphd.admission.inference.inferer import untouched
+from perphd.admission.inference.ladder import cache_knobs, shields, strictest_cache
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, available, value_or

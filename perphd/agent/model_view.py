@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perphd.admission.context import cores_per_cpu, model_context, total_cores
-from perphd.admission.inferer import Knobs, lattice, untouched
+from perphd.admission.inference.inferer import Knobs, lattice, untouched
 from perphd.domain.allocation import Allocation
 from perphd.domain.belief import (
     AllocationBelief,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perphd.admission.attention import Attention, advance, next_in_s
+from perphd.admission.detector.attention import Attention, advance, next_in_s
 from perphd.agent.measurements import Measurements
 from perphd.agent.round_clock import RoundClock
 from perphd.agent.running_config import RunningConfig

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from perphd.admission.inferer import untouched
+from perphd.admission.inference.inferer import untouched
 from perphd.agent.enforceable import EnforceableKnobs
 from perphd.agent.hardware import HostHardware
 from perphd.agent.modes import Modes

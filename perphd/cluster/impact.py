@@ -18,7 +18,7 @@ from statistics import NormalDist
 from typing import Final
 
 from perphd.admission.context import cores_per_cpu, lras, model_context
-from perphd.admission.inferer import VISITED
+from perphd.admission.inference.inferer import VISITED
 from perphd.admission.settings import PolicySettings
 from perphd.admission.whatif import whatif
 from perphd.cluster.document import PodImpact, PodLoss, ResourceForecast, ScoreTerm

@@ -25,8 +25,8 @@ from statistics import NormalDist
 from typing import Final
 
 from perphd.admission.context import cores_per_cpu, lras, model_context, total_cores
-from perphd.admission.inferer import VISITED, untouched
-from perphd.admission.origin import nothing_to_give
+from perphd.admission.detector.origin import nothing_to_give
+from perphd.admission.inference.inferer import VISITED, untouched
 from perphd.cluster.document import (
     NODE_TTL_S,
     CacheHeadroom,

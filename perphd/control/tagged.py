@@ -21,15 +21,40 @@ _ALLOWED: Final = (
 )  # fmt: skip
 _MOVED: Final = {
     "perphd.admission.forecast:Forecast": "perphd.forecast.load:LoadForecast",
-    "perphd.admission.culprit:Moment": "perphd.admission.antagonist:Moment",
-    "perphd.admission.crowd_cache:Ban": "perphd.admission.partition_cache:Ban",
-    "perphd.admission.crowd_cache:CacheState": "perphd.admission.partition_cache:CacheState",
-    "perphd.admission.crowd_cache:Tightened": "perphd.admission.partition_cache:Tightened",
-    "perphd.admission.crowd_state:Crowd": "perphd.admission.partition_state:PartitionState",
-    "perphd.admission.lra_state:Standing": "perphd.admission.lra_state:Settling",
-    "perphd.admission.outcomes:Regret": "perphd.admission.outcomes:Cooldown",
+    "perphd.admission.culprit:Moment": "perphd.admission.detector.antagonist:Moment",
+    "perphd.admission.crowd_cache:Ban": "perphd.admission.arbiter.partition_cache:Ban",
+    "perphd.admission.crowd_cache:CacheState": "perphd.admission.arbiter.partition_cache:CacheState",
+    "perphd.admission.crowd_cache:Tightened": "perphd.admission.arbiter.partition_cache:Tightened",
+    "perphd.admission.crowd_state:Crowd": "perphd.admission.arbiter.partition_state:PartitionState",
+    "perphd.admission.lra_state:Standing": "perphd.admission.controller.lra_state:Settling",
+    "perphd.admission.outcomes:Regret": "perphd.admission.review.outcomes:Cooldown",
 }
 """Former names of classes in recordings of earlier versions, each with its present name."""
+_PACKAGES: Final = {
+    "arbiter": (
+        "domain_caches member partition partition_cache partition_cores partition_reach "
+        "partition_records partition_state partitioned placement"
+    ),
+    "controller": "awaited change_review lra_state",
+    "detector": (
+        "antagonist attention cause channels cusum gathering miss_cost origin phases scatter "
+        "significance slowdown storage"
+    ),
+    "features": "egress floor own_ways pregrow probing quarantine streaming windowed",
+    "inference": "bandwidth domains inferer ladder way_layout",
+    "moves": "blind giveback memory reach rescue",
+    "review": "batch_rates kept lra_context outcomes",
+}
+_MOVED_MODULES: Final = {
+    "perphd.admission.arbiter": "perphd.admission.arbiter.arbitration",
+    "perphd.admission.controller": "perphd.admission.controller.lra_state",
+    "perphd.admission.detector": "perphd.admission.detector.judge",
+} | {
+    f"perphd.admission.{module}": f"perphd.admission.{package}.{module}"
+    for package, modules in _PACKAGES.items()
+    for module in modules.split()
+}
+"""Former names of modules in recordings of earlier versions, each with its present name."""
 _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
     "tuple": tuple,
     "list": list,
@@ -109,6 +134,7 @@ def _name(made: type) -> str:
 
 def _class(name: str) -> Any:
     module, _, inner = _MOVED.get(name, name).partition(":")
+    module = _MOVED_MODULES.get(module, module)
     if not module.startswith(_ALLOWED):
         raise TaggedError(f"{name[:80]!r} is not a class of a policy's memory")
     try:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from perphd.admission.origin import GIVING_SHARE, is_contended, taken
-from perphd.admission.reach import MOST_PER_MINUTE
+from perphd.admission.detector.origin import GIVING_SHARE, is_contended, taken
+from perphd.admission.moves.reach import MOST_PER_MINUTE
 from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
 from perphd.config.file import Config, DaemonConfig, StoreConfig

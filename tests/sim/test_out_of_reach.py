@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perphd.admission import partition_reach
+from perphd.admission.arbiter import partition_reach
 from perphd.agent.composition import build_agent
 from perphd.agent.simulated import simulated_sli
 from perphd.config.file import Config, DaemonConfig, StoreConfig

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perphd.admission.egress import EgressRule
-from perphd.admission.lra_state import LraState
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.features.egress import EgressRule
 from perphd.admission.perph import PerphMemory
 from perphd.agent.agent import Agent
 from perphd.agent.composition import build_agent
@@ -25,7 +27,7 @@ from perphd.control.access import Access, Peer
 from perphd.control.limits import ApiLimits
 from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
-from perphd.control.tagged import TaggedError, decode_tagged, encode_tagged
+from perphd.control.tagged import _MOVED_MODULES, TaggedError, decode_tagged, encode_tagged
 from perphd.domain.allocation import CpuGrant
 from perphd.domain.control import Actor
 from perphd.domain.cpuset import CpuSet
@@ -180,3 +182,17 @@ def test_a_record_from_before_the_state_of_an_lra_had_a_module_of_its_own_is_rea
     state = LraState.new(3.0)
     older = {**encode_tagged(state), "type": "perphd.admission.controller:LraState"}
     assert repr(decode_tagged(older)) == repr(state)  # NaN is not equal to itself
+
+
+def test_a_record_from_before_admission_had_packages_is_read():
+    memory = PerphMemory(lras={"db": LraState.new(3.0)})
+    text = json.dumps(encode_tagged(memory))
+    flat = re.sub(r"perphd\.admission\.\w+\.(\w+):", r"perphd.admission.\1:", text)
+    flat = flat.replace("perphd.admission.judge:", "perphd.admission.detector:")
+    assert flat != text
+    assert repr(decode_tagged(json.loads(flat))) == repr(memory)
+
+
+@pytest.mark.parametrize("name", sorted(_MOVED_MODULES.values()))
+def test_former_modules_have_a_present_one(name: str):
+    assert importlib.util.find_spec(name)

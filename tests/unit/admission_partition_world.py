@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perphd.admission.partition import busy_share
+from perphd.admission.arbiter.partition import busy_share
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Allocation, Settings

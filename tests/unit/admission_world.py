@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from perphd.admission.context import batch_is_quiet, lras, model_context, total_cores
-from perphd.admission.inferer import untouched
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation

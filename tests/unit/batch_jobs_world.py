@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from perphd.admission.features.streaming import Lras, Streaming, advance
 from perphd.admission.settings import PolicySettings
-from perphd.admission.streaming import Lras, Streaming, advance
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Outcome

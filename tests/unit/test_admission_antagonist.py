@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from perphd.admission.antagonist import WINDOW, Moment, correlations, find, use_of
+from perphd.admission.detector.antagonist import WINDOW, Moment, correlations, find, use_of
 from perphd.domain.decision import Cause
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.admission.attention import LEAST_REQUESTS, TROUBLE_S, Attention, advance, next_in_s
+from perphd.admission.detector.attention import LEAST_REQUESTS, TROUBLE_S, Attention, advance, next_in_s
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from perphd.admission import awaited
-from perphd.admission.inferer import untouched
-from perphd.admission.lra_state import LraState
+from perphd.admission.controller import awaited
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.inference.inferer import untouched
+from perphd.admission.moves.rescue import Move
 from perphd.admission.perph import PerphMemory
-from perphd.admission.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action
 from perphd.domain.workload import Objective

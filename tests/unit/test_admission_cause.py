@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from perphd.admission.cause import Surroundings, cause, counted, ledger, surroundings, unacquitted
-from perphd.admission.inferer import untouched
+from perphd.admission.detector.cause import Surroundings, cause, counted, ledger, surroundings, unacquitted
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.commands.explain import explain_parts
 from perphd.control.table import plain

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.admission import change_review
-from perphd.admission.detector import DetectorState, Judgement
-from perphd.admission.lra_context import LraContext
-from perphd.admission.lra_state import LraState
-from perphd.admission.outcomes import Pending, alive
-from perphd.admission.rescue import Move
+from perphd.admission.controller import change_review
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.detector.judge import DetectorState, Judgement
+from perphd.admission.moves.rescue import Move
+from perphd.admission.review.lra_context import LraContext
+from perphd.admission.review.outcomes import Pending, alive
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause, Health, Verdict
@@ -100,6 +100,7 @@ def test_growth_is_not_found_useless_before_a_whole_period_has_shown_it() -> Non
     early, whole = replace(pending, at_s=NOW_S - 0.75), replace(pending, at_s=NOW_S - 1.0)
     assert change_review.overtaken(lra(STRONG), early, bad, 50.0) == ""
     assert change_review.overtaken(lra(STRONG), whole, bad, 50.0) == "the last step has not helped: "
+
 
 @pytest.mark.parametrize(("rooms", "stride"), [((2.4, 2.4), 2), ((1.3, 1.3), 1)])
 def test_the_next_step_back_is_as_long_as_the_last_one_left_room(

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from perphd.admission import channels, phases
-from perphd.admission.channels import CPI, NOBODY, WAITS, Activity, Channels, Neighbours, Slowdown
-from perphd.admission.miss_cost import MOST_CYCLES, PRIOR_CYCLES, MissCost
-from perphd.admission.phases import HORIZONS, Law, Onset, Series
+from perphd.admission.detector import channels, phases
+from perphd.admission.detector.channels import CPI, NOBODY, WAITS, Activity, Channels, Neighbours, Slowdown
+from perphd.admission.detector.miss_cost import MOST_CYCLES, PRIOR_CYCLES, MissCost
+from perphd.admission.detector.phases import HORIZONS, Law, Onset, Series
 from perphd.admission.settings import PolicySettings
 from perphd.control.tagged import decode_tagged, encode_tagged
 from perphd.domain.sample import Quality, Sample

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import cusum
-from perphd.admission.cusum import (
+from perphd.admission.detector import cusum
+from perphd.admission.detector.cusum import (
     HIGHEST,
     LOWEST,
     Baseline,
@@ -21,8 +21,8 @@ from perphd.admission.cusum import (
     slack,
     step,
 )
+from perphd.admission.detector.significance import ALERT_MOST, ALERT_TIMES, Channel, times, weigh
 from perphd.admission.settings import PolicySettings
-from perphd.admission.significance import ALERT_MOST, ALERT_TIMES, Channel, times, weigh
 from tools.bench.detector.run_length import run_length
 from tools.bench.detector.significance import Noise, delays, false_alarms
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.floor import IDLE_WEIGHT, NO_FLOOR, Floor, Kept, hold, inferred
+from perphd.admission.features.floor import IDLE_WEIGHT, NO_FLOOR, Floor, Kept, hold, inferred
 from perphd.domain.allocation import IDLE, KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Outcome

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.attention import Attention, advance, next_in_s
-from perphd.admission.gathering import LONGEST_S, NOTHING_GATHERED, Awaiting, Gathered, gather
+from perphd.admission.detector.attention import Attention, advance, next_in_s
+from perphd.admission.detector.gathering import LONGEST_S, NOTHING_GATHERED, Awaiting, Gathered, gather
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
 from perphd.domain.policy import Band, HostView, Snapshot, TargetState, WorkloadView

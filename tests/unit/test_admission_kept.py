@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.inferer import asks_no_more, untouched
-from perphd.admission.kept import LASTS_S, LEAST_SAMPLES, MOST, Kept, enough_here, noted
-from perphd.admission.lra_context import LraContext
-from perphd.admission.lra_state import LraState
-from perphd.admission.outcomes import Setting
-from perphd.admission.rescue import KEPT_BEFORE
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.inference.inferer import asks_no_more, untouched
+from perphd.admission.moves.rescue import KEPT_BEFORE
+from perphd.admission.review.kept import LASTS_S, LEAST_SAMPLES, MOST, Kept, enough_here, noted
+from perphd.admission.review.lra_context import LraContext
+from perphd.admission.review.outcomes import Setting
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Decision

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import ladder
-from perphd.admission.cause import Surroundings, counted
-from perphd.admission.inferer import untouched
+from perphd.admission.detector.cause import Surroundings, counted
+from perphd.admission.inference import ladder
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Allocation, Settings
 from perphd.domain.cpuset import CpuSet

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.antagonist import Moment, accuse, cpi2, uses
-from perphd.admission.detector import target_of
-from perphd.admission.origin import is_contended, nothing_to_give, origin, taken, waiting_explains
+from perphd.admission.detector.antagonist import Moment, accuse, cpi2, uses
+from perphd.admission.detector.judge import target_of
+from perphd.admission.detector.origin import is_contended, nothing_to_give, origin, taken, waiting_explains
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.host_account import CpuAccount, GroupUse, HostAccount

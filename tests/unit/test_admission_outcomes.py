@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.detector import Target
-from perphd.admission.outcomes import (
+from perphd.admission.detector.judge import Target
+from perphd.admission.review.outcomes import (
     MOST_STRIDE,
     PATIENCE,
     Came,

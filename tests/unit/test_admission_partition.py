@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission import partition
-from perphd.admission.partition import (
+from perphd.admission.arbiter import partition
+from perphd.admission.arbiter.partition import (
     NEVER,
     Anchor,
     Claim,
@@ -19,7 +19,7 @@ from perphd.admission.partition import (
     share_out,
     worst,
 )
-from perphd.admission.placement import ROOM, cpus_of, lend, place
+from perphd.admission.arbiter.placement import ROOM, cpus_of, lend, place
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, Topology
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import partition_reach
-from perphd.admission.member import Look, Member
-from perphd.admission.partition_cores import SharedCores
-from perphd.admission.partition_reach import SharedReach
-from perphd.admission.reach import HANDFUL, KEPT_S, LOOK_AGAIN_S
+from perphd.admission.arbiter import partition_reach
+from perphd.admission.arbiter.member import Look, Member
+from perphd.admission.arbiter.partition_cores import SharedCores
+from perphd.admission.arbiter.partition_reach import SharedReach
+from perphd.admission.moves.reach import HANDFUL, KEPT_S, LOOK_AGAIN_S
 from tests.unit.admission_partition_world import CrowdWorld, Service
 from tests.unit.test_admission_partition import machine
 from tests.unit.test_admission_partitioned import look

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission import partitioned
-from perphd.admission.detector import DetectorState, Judgement, Target
-from perphd.admission.member import Look, Member, Trial, found_too_few, take_in
-from perphd.admission.partition import MOST_LOST
-from perphd.admission.partition_cores import CoreShares, SharedCores, divide, worth_a_trial
+from perphd.admission.arbiter import partitioned
+from perphd.admission.arbiter.member import Look, Member, Trial, found_too_few, take_in
+from perphd.admission.arbiter.partition import MOST_LOST
+from perphd.admission.arbiter.partition_cores import CoreShares, SharedCores, divide, worth_a_trial
+from perphd.admission.detector.judge import DetectorState, Judgement, Target
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import BOLD

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.admission.arbiter import LEAST_BATCH_BYTES, arbitrate, batch_cpus, strictest
+from perphd.admission.arbiter.arbitration import LEAST_BATCH_BYTES, arbitrate, batch_cpus, strictest
 from perphd.admission.baselines import NonePolicy, StaticPolicy
-from perphd.admission.detector import DetectorState, Target, judge
-from perphd.admission.inferer import Knobs, chance, core_steps, is_step, lattice, untouched
+from perphd.admission.detector.judge import DetectorState, Target, judge
+from perphd.admission.inference.inferer import Knobs, chance, core_steps, is_step, lattice, untouched
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, KEEP, Allocation, CpuGrant, CpuInstrument
 from perphd.domain.cpuset import CpuSet

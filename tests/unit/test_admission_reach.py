@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from perphd.admission import reach
-from perphd.admission.inferer import untouched
-from perphd.admission.reach import Instruments, Reach, Tried, cheapest_of_the_best, may_try
-from perphd.admission.rescue import Move
+from perphd.admission.inference.inferer import untouched
+from perphd.admission.moves import reach
+from perphd.admission.moves.reach import Instruments, Reach, Tried, cheapest_of_the_best, may_try
+from perphd.admission.moves.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import TO_BEST, Action, Candidate, Prediction
 from perphd.domain.workload import Exploration

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from perphd.admission.detector import DetectorState, Judgement, Target, judge
-from perphd.admission.scatter import (
+from perphd.admission.detector.judge import DetectorState, Judgement, Target, judge
+from perphd.admission.detector.scatter import (
     LEAST_DIFFERENCES,
     Scatter,
     blatant_below,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import inferer
 from perphd.admission.context import work_of
-from perphd.admission.inferer import Assessed, Stakes
+from perphd.admission.inference import inferer
+from perphd.admission.inference.inferer import Assessed, Stakes
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Prediction
 from perphd.domain.smt import SMT_SLOWER

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger
-from perphd.admission.inferer import untouched
-from perphd.admission.origin import found_cause, nothing_to_give
+from perphd.admission.detector.cause import UNKNOWN_SURROUNDINGS, Ledger
+from perphd.admission.detector.origin import found_cause, nothing_to_give
+from perphd.admission.detector.storage import LEAST_OTHERS_BYTES_PER_S, LEAST_PAGES_PER_S, storage
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.settings import PolicySettings
-from perphd.admission.storage import LEAST_OTHERS_BYTES_PER_S, LEAST_PAGES_PER_S, storage
 from perphd.domain.decision import Action, Cause, Evidence, Health
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.policy import HostView, ResPerfModel

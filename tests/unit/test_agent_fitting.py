@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perphd.admission.inferer import untouched
+from perphd.admission.inference.inferer import untouched
 from perphd.agent.fitting import RECLAIMED_SAMPLES, RELIEF_S, SKIPPED_SAMPLES, Fitting
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet

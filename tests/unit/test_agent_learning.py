@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission.inferer import untouched
+from perphd.admission.inference.inferer import untouched
 from perphd.agent.learning import ObservationMerger, observations
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.policy import HostView, Snapshot, WorkloadView

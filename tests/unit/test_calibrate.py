@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from perphd.admission import ladder
-from perphd.admission.bandwidth import delivered_pct, with_bandwidth
-from perphd.admission.inferer import untouched
+from perphd.admission.inference import ladder
+from perphd.admission.inference.bandwidth import delivered_pct, with_bandwidth
+from perphd.admission.inference.inferer import untouched
 from perphd.commands import calibrate as cli_calibrate
 from perphd.commands.base import EXIT_INTERRUPTED
 from perphd.commands.calibrate import Bench

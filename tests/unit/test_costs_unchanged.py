@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.lra_state import LraState
+from perphd.admission.controller.lra_state import LraState
 from perphd.domain import quick
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError

@@ -7,11 +7,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import quarantine
-from perphd.admission.inferer import untouched
-from perphd.admission.outcomes import Came, Pending
+from perphd.admission.features import quarantine
+from perphd.admission.features.quarantine import Quarantine
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.perph import PerphMemory
-from perphd.admission.quarantine import Quarantine
+from perphd.admission.review.outcomes import Came, Pending
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant, CpuInstrument
 from perphd.domain.decision import Action

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from perphd.admission.features.quarantine import Quarantine
 from perphd.admission.perph import PerphMemory, PerphPolicy
-from perphd.admission.quarantine import Quarantine
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Decision
 from perphd.domain.policy import Snapshot, TargetState

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import cusum
+from perphd.admission.detector import cusum
 from perphd.agent.agent import Agent
 from perphd.agent.service import Service
 from perphd.agent.triggers import EarlyTicks

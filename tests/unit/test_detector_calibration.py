@@ -9,9 +9,9 @@ import pytest
 
 from perphd.admission import calibration
 from perphd.admission.calibration import expected_false_alarms
-from perphd.admission.cusum import Baseline
-from perphd.admission.detector import DetectorState
-from perphd.admission.lra_state import LraState
+from perphd.admission.controller.lra_state import LraState
+from perphd.admission.detector.cusum import Baseline
+from perphd.admission.detector.judge import DetectorState
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
 from perphd.domain.reading import Unavailable

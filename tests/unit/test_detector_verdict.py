@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from perphd.admission.detector import DetectorState, Judgement, Target, judge
+from perphd.admission.detector.judge import DetectorState, Judgement, Target, judge
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Health
 from perphd.domain.policy import Band

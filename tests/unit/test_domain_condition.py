@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.inferer import untouched
+from perphd.admission.inference.inferer import untouched
 from perphd.domain.allocation import Settings
 from perphd.domain.condition import BatchCondition, LraCondition, batch_condition, lra_condition
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission.confinement import CoreCap, capped_cpus, next_cap
+from perphd.admission.features.confinement import CoreCap, capped_cpus, next_cap
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Settings

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.admission.baselines import NonePolicy
-from perphd.admission.egress import EgressCeiling, EgressRule, memory_within
+from perphd.admission.features.egress import EgressCeiling, EgressRule, memory_within
 from perphd.agent.composition import POLICIES, _policy
 from perphd.config.file import Config, parse
 from perphd.domain.allocation import KEEP, Settings

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import own_ways, way_layout
-from perphd.admission.inferer import untouched
-from perphd.admission.own_ways import FEWEST, SHORT_TICKS, OwnWays, Step
+from perphd.admission.features import own_ways
+from perphd.admission.features.own_ways import FEWEST, SHORT_TICKS, OwnWays, Step
+from perphd.admission.inference import way_layout
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.control.tagged import decode_tagged, encode_tagged
 from perphd.domain.allocation import KEEP, Settings

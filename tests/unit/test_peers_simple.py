@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.admission.detector import Target
+from perphd.admission.detector.judge import Target
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import inferer, probing
-from perphd.admission.inferer import Assessed
+from perphd.admission.features import probing
+from perphd.admission.features.probing import Probing
+from perphd.admission.inference import inferer
+from perphd.admission.inference.inferer import Assessed
 from perphd.admission.perph import PerphMemory
-from perphd.admission.probing import Probing
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Health, Prediction

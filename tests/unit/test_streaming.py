@@ -9,8 +9,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.admission import batch_rates
 from perphd.admission.perph import PerphPolicy
+from perphd.admission.review import batch_rates
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet

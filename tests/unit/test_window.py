@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.admission.features.windowed import Windowed
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import TRIALS_OFF, PolicySettings, without_trials
-from perphd.admission.windowed import Windowed
 from perphd.config.file import parse
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet

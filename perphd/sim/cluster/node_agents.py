@@ -5,7 +5,7 @@ Problem. The controller (``perphd.admission``) takes seconds of CPU time for min
 fleet simulation needs its effect: which targets are kept, and how much batch work remains possible.
 
 Approach. The controller leaves a node alone while all LRAs keep their targets. Otherwise it gives each LRA
-the fewest exclusive whole cores that suffice, and batch all others (``perphd.admission.partitioned``). If
+the fewest exclusive whole cores that suffice, and batch all others (``perphd.admission.arbiter``). If
 that is not enough it takes cache and memory bandwidth from batch. This model therefore searches for the
 settled state on all nodes at once:
 

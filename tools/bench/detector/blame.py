@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
-from perphd.admission.antagonist import WINDOW
+from perphd.admission.detector.antagonist import WINDOW
 from perphd.domain.decision import Decision, Health
 from perphd.domain.policy import Snapshot
 from perphd.sim.node.archetypes import archetype

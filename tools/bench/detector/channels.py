@@ -26,8 +26,8 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
-from perphd.admission import channels  # noqa: E402
-from perphd.admission.channels import NOBODY, Channels  # noqa: E402
+from perphd.admission.detector import channels  # noqa: E402
+from perphd.admission.detector.channels import NOBODY, Channels  # noqa: E402
 from perphd.admission.perph import PerphPolicy  # noqa: E402
 from perphd.admission.settings import PolicySettings  # noqa: E402
 from perphd.agent.learning import observations  # noqa: E402

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from perphd.admission import cusum
+from perphd.admission.detector import cusum
 
 Floats = npt.NDArray[np.float64]
 HIDDEN: Final = 8

@@ -11,10 +11,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perphd.admission import cusum
-from perphd.admission.cusum import Baseline
+from perphd.admission.detector import cusum
+from perphd.admission.detector.cusum import Baseline
+from perphd.admission.detector.significance import ASSUMED_DELAY, Channel, Weighed, weigh
 from perphd.admission.settings import PolicySettings
-from perphd.admission.significance import ASSUMED_DELAY, Channel, Weighed, weigh
 
 _DAY = 86_400
 _BEFORE = 900

@@ -2,7 +2,7 @@
 
 A stream ("lane") is one LRA whose true performance equals its reference and whose samples scatter around it (AR(1) in
 the logarithm). Some thread always waits, so a corroborating signal is always present. A test checks that the result
-equals that of ``perphd.admission.detector.judge``, called sample by sample; this code is hundreds of times as fast.
+equals that of ``perphd.admission.detector.judge.judge``, sample by sample; this code is hundreds of times as fast.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from perphd.admission import cusum
-from perphd.admission.detector import MILD_FACTOR
-from perphd.admission.settings import PolicySettings
-from perphd.admission.significance import (
+from perphd.admission.detector import cusum
+from perphd.admission.detector.judge import MILD_FACTOR
+from perphd.admission.detector.significance import (
     AIM,
     AIM_BY_RHO,
     ALERT_SHARE,
@@ -31,6 +30,7 @@ from perphd.admission.significance import (
     alert_share,
     times,
 )
+from perphd.admission.settings import PolicySettings
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from perphd.admission.attention import Attention, advance, next_in_s
-from perphd.admission.inferer import untouched
+from perphd.admission.detector.attention import Attention, advance, next_in_s
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.agent.learning import ObservationMerger
 from perphd.config.file import DaemonConfig

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
-from perphd.admission.arbiter import batch_cpus
-from perphd.admission.inferer import WEIGHTS, core_steps
-from perphd.admission.ladder import batch_mask
-from perphd.admission.placement import place
+from perphd.admission.arbiter.arbitration import batch_cpus
+from perphd.admission.arbiter.placement import place
+from perphd.admission.inference.inferer import WEIGHTS, core_steps
+from perphd.admission.inference.ladder import batch_mask
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import Snapshot, TargetState

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
-from perphd.admission.arbiter import batch_cpus
-from perphd.admission.inferer import WEIGHTS
-from perphd.admission.ladder import batch_mask
+from perphd.admission.arbiter.arbitration import batch_cpus
+from perphd.admission.inference.inferer import WEIGHTS
+from perphd.admission.inference.ladder import batch_mask
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.sim.node.model import Node
 from tools.bench.policies import measure, oracle

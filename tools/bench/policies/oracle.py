@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from perphd.admission.inferer import WEIGHTS, core_steps
+from perphd.admission.inference.inferer import WEIGHTS, core_steps
 from perphd.domain.allocation import IDLE
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.node.grant import Grant, product

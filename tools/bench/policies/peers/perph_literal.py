@@ -22,8 +22,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perphd.admission.context import batches, lras, model_context, total_cores
-from perphd.admission.detector import Target, target_of
-from perphd.admission.inferer import untouched
+from perphd.admission.detector.judge import Target, target_of
+from perphd.admission.inference.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant, Settings
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict

@@ -1,0 +1,1 @@
+"""Anomaly detector: judges whether an LRA misses its target, from which cause, and who takes the resource."""
