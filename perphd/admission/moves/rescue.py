@@ -155,7 +155,7 @@ def _infer(
     may_hold = lra.current != lra.nothing or target.reach < 1.0
     if chosen.allocation == lra.current or (hopeless and not exploring and may_hold):
         open_ = [a for a in assessed if not _barred(a.allocation, shortfall.regretted)]
-        gentle = _gentler(open_, current, measured, lra.stakes) if shortfall.scores else None
+        gentle = gentler(open_, current, measured, lra.stakes) if shortfall.scores else None
         if gentle is not None:
             text = "nothing helps; an equally good allocation gives batch more"
             return Move(Action.ROLLBACK, gentle.allocation, text, lra.candidates(assessed, gentle, current))
@@ -187,11 +187,16 @@ def _kept_before(
     return (chosen, why) if best.allocation == chosen.allocation else (best, KEPT_BEFORE)
 
 
-def _gentler(
+def gentler(
     assessed: Sequence[Assessed], current: Assessed, measured: float, stakes: inferer.Stakes
 ) -> Assessed | None:
-    """A tried allocation predicted as good as the one in force that leaves batch clearly more, or None."""
+    """A tried allocation predicted as good as the one in force that leaves batch clearly more, or None.
+
+    It must be as good for the model itself, too. What the latest samples correct is known for the allocation in force
+    alone, and trouble that came since may be the same in both.
+    """
     here = current.allocation.cpu
+    believed = (current.asked or current.prediction).score
     least = current.batch_cores * inferer.LEAST_GAIN_SHARE + inferer.NEGLIGIBLE_CORES
     if measured >= 1.0 or current.prediction.score >= 1.0:
         return None
@@ -200,6 +205,7 @@ def _gentler(
         for a in assessed
         if a.prediction.support >= inferer.VISITED
         and a.prediction.score >= AS_GOOD * measured
+        and (a.asked or a.prediction).score >= AS_GOOD * believed
         and a.batch_cores - current.batch_cores > least
         and stakes.most_gain_cores(here, a.allocation.cpu) > least
         and inferer.asks_no_more(a.allocation, current.allocation)
