@@ -33,7 +33,7 @@ from rdt.resctrl import Resctrl
 
 
 class Program:
-    """The commands ``show``, ``watch`` and ``calibrate`` on the files ``fs``; ``sleep`` and ``clock`` give the time."""
+    """The commands ``show``, ``watch`` and ``calibrate`` on the files ``fs``, timed by ``sleep`` and ``clock``."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=LIMIT_S,
         metavar="S",
-        help="maximum duration (default: %(default)s)",
+        help="maximum duration in seconds (default: %(default)s)",
     )
     calibrates.add_argument("--dry-run", action="store_true", help="only print the plan")
     calibrates.add_argument("--show", type=Path, metavar="FILE", help="only show the curves of a file")

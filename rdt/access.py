@@ -42,7 +42,7 @@ class Access:
         fs: the file operations, the running kernel's or a simulated tree's.
         root: absolute path of the resctrl mount.
         lock_timeout_s: how long to wait for other programs that hold the tree's lock; None: take no lock.
-            Without it the kernel still serialises single operations, but not sequences of them.
+            Without the lock, the kernel still serialises individual operations, but not sequences of them.
     """
 
     def __init__(self, fs: Fs, root: str = "/sys/fs/resctrl", *, lock_timeout_s: float | None = 2.0) -> None:

@@ -36,7 +36,7 @@ DISTURBED = 0.2
 """Relative difference between the first and last unthrottled measurement that counts as a disturbance."""
 _NOT_COUNTED = Unavailable(Why.UNSUPPORTED, "this machine does not count memory bandwidth")
 _START_S = 2.0
-"""Time to start streams on a slow machine, in seconds."""
+"""Seconds that starting the streams takes on a slow machine."""
 _NEGLIGIBLE = 0.1
 """Share of the unthrottled bandwidth. Once a level of an open range delivers less, no lower level is measured."""
 
@@ -218,7 +218,7 @@ class Calibrator:
         if abs(again - top) > DISTURBED * max(again, top):
             raise Busy(
                 f"domain {step.domain}", doing="calibrating",
-                reason=f"unthrottled first {top / 1e9:.1f}, at the end {again / 1e9:.1f} GB/s: "
+                reason=f"unthrottled {top / 1e9:.1f} GB/s at first, {again / 1e9:.1f} GB/s at the end: "
                 "another program uses the memory",
             )  # fmt: skip
         return _curve(plan.resource, step, both)
@@ -245,7 +245,7 @@ class Calibrator:
         return not bandwidth.is_percent and both[level][0] < _NEGLIGIBLE * both[plan.levels[0]][0]
 
     def _few_ways(self) -> Schemata:
-        """The narrowest mask of every L3, at the end that batch and I/O use; empty without cache allocation."""
+        """The narrowest mask in every L3, at its highest ways; empty without cache allocation."""
         masks = {}
         for cache in self._groups.resctrl.info.cache(3):
             end = Cbm(cache.cbm_mask).last

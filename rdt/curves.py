@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Curve of one domain for a number of streaming cores. Points are in ascending order of levels."""
+    """Bandwidths measured in one domain with ``cores`` streaming cores; points in ascending order of levels."""
 
     resource: str
     domain: int
@@ -137,7 +137,7 @@ class Calibration:
         return ""
 
     def with_curves(self, curves: Iterable[Curve]) -> Calibration:
-        """These curves in place of older ones of the same domain and number of cores."""
+        """A copy in which ``curves`` replace those of the same resource, domain and number of cores."""
         merged = {(each.resource, each.domain, each.cores): each for each in (*self.curves, *curves)}
         ordered = tuple(merged[key] for key in sorted(merged))
         return Calibration(
@@ -299,7 +299,7 @@ class BandwidthLookup:
         return tuple(point.level for point in curve.useful(self._tolerance))
 
     def bandwidth(self, domain: int, cores: int, level: int) -> Reading:
-        """Bytes per second that a level delivers to a number of cores of a domain."""
+        """Bytes per second that a level delivers to ``cores`` of a domain; Unavailable if not calibrated."""
         curve = self._curve(domain, cores)
         if curve is None:
             return Unavailable(Why.UNCALIBRATED, self._why)

@@ -1,7 +1,7 @@
 """Read once what a machine offers through resctrl.
 
 Facts come from ``info/``, from the default group's schemata (domains, bandwidth units), from the names in
-``mon_data`` and from /proc/mounts. Unknown files and resources are kept as text and are no error, because
+``mon_data`` and from /proc/mounts. Unknown files and resources are kept as text and are not errors, because
 kernel releases add some. See Documentation/arch/x86/resctrl.rst.
 """
 
@@ -25,7 +25,7 @@ def read_info(access: Access) -> Info:
 
     Raises:
         Unsupported: resctrl is not mounted at the access's root; the text says how to mount it, if the kernel
-            has it.
+            supports it.
         Broken: a required file is missing or has unexpected content.
     """
     mount = find_mount(access.fs)
@@ -179,8 +179,8 @@ def _bandwidth(name: str, files: _Texts, shown: Schemata, highest: int, mount: M
     if name == "MB" and mount.mba_mbps:
         unit = BandwidthUnit.MBPS
     elif highest > 100 or (linear is not None and linear.strip() == "0"):
-        # The kernel offers percent only on machines with linear steps; AMD's absolute values come with a 0
-        # here.
+        # The kernel offers percent only on machines with linear steps. With AMD's absolute values,
+        # delay_linear is 0.
         unit = BandwidthUnit.ABSOLUTE
     else:
         unit = BandwidthUnit.PERCENT

@@ -111,7 +111,7 @@ class Groups:
         Raises:
             Full: no CLOSID or RMID is left, or the program's budgets are used up; the text names the holders.
             Busy: RMIDs were still in limbo after the waiting time.
-            Unsupported: this machine can allocate nothing.
+            Unsupported: this machine can allocate neither cache nor bandwidth.
         """
         if not self.resctrl.info.can_control:
             raise Unsupported(
@@ -170,7 +170,7 @@ class Groups:
         removed = []
         with self.resctrl.changing():
             survey = self.survey()
-            # Monitor groups come first: their counts leave the control group's sum either way.
+            # Monitor groups first: a control group's removal would remove them unreported.
             for group in sorted(survey.own, key=lambda each: (not each.monitor, each)):
                 shared = any(each.control == group.control for each in survey.others) and not group.monitor
                 if group not in kept and not shared and self.remove(group):
@@ -241,7 +241,7 @@ class Groups:
     def set_cpus(self, group: GroupRef, cpus: Iterable[int]) -> CpusChanged:
         """``Resctrl.set_cpus`` on one of the program's groups.
 
-        An alternative to moving single tasks, for tasks with dedicated CPUs. It affects only tasks in the
+        An alternative to moving individual tasks, for tasks with dedicated CPUs. It affects only tasks in the
         default group. Raises Denied if another program's group has one of these CPUs.
         """
         self._refuse_settings_of_others(group, "giving CPUs to")

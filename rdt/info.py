@@ -52,7 +52,7 @@ class CacheInfo:
 
     @property
     def ways(self) -> int:
-        """Number of ways in the mask."""
+        """Number of ways in ``cbm_mask``."""
         return self.cbm_mask.bit_count()
 
 

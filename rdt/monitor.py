@@ -344,7 +344,7 @@ def _rate(event: _Event, value: int | Unavailable, now_s: float, broken: Unavail
         if before < _COUNTER_MODULUS // 2 or value >= _COUNTER_MODULUS // 2:
             return Unavailable(
                 Why.RESTARTED,
-                f"the counter went back from {before} to {value}: it restarted, or a part was lost",
+                f"the counter went back from {before} to {value}: it restarted, or lost a part",
             )
         grown += _COUNTER_MODULUS
     return grown / (now_s - before_s) if now_s > before_s else _FIRST

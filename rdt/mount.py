@@ -1,4 +1,4 @@
-"""Finding and mounting resctrl. It is mounted only on explicit request.
+"""Finds resctrl's mount, and mounts resctrl on explicit request only.
 
 A kernel has one resctrl, and its mount options (code/data prioritisation, bandwidth in MBps) change what
 every program sees. Mounting is therefore an operator's decision. Unmounting removes all groups of all
@@ -32,22 +32,22 @@ class Mount:
 
     @property
     def cdp(self) -> bool:
-        """L3 has separate masks for code and data."""
+        """True if L3 has separate masks for code and data."""
         return "cdp" in self.options
 
     @property
     def cdpl2(self) -> bool:
-        """L2 has separate masks for code and data."""
+        """True if L2 has separate masks for code and data."""
         return "cdpl2" in self.options
 
     @property
     def mba_mbps(self) -> bool:
-        """MB values are targets in MBps, kept by the kernel's own controller, instead of percentages."""
+        """True if MB values are not percentages, but targets in MBps, kept by the kernel's own controller."""
         return "mba_MBps" in self.options
 
     @property
     def debug(self) -> bool:
-        """Groups show their hardware ids (kernel 6.8 and later)."""
+        """True if groups show their hardware ids (kernel 6.8 and later)."""
         return "debug" in self.options
 
 
@@ -143,7 +143,7 @@ def _mount_error(error: OSError, root: str, value: str, fs: Fs, present: Mount |
     reason = ""
     if present is not None:
         shown = ",".join(sorted(present.options)) or "no options"
-        reason = f"resctrl is mounted at {present.path} with {shown}; unmounting it would end every program's groups"
+        reason = f"resctrl is mounted at {present.path} with {shown}; unmounting it removes all groups"
     return from_oserror(error, root, doing="mounting", value=value, reason=reason)
 
 

@@ -74,7 +74,7 @@ class Prefix:
     ``perphd.redis``.
 
     Keys may be any text; characters that are not plain in a file name are escaped as ``%2f``. Only names that
-    this prefix could have produced count as own, not every name that begins alike.
+    this prefix could have produced count as own, not every name that begins with it.
     """
 
     text: str
@@ -114,7 +114,7 @@ class Prefix:
     def owns(self, group: GroupRef) -> bool:
         """True for a group with this prefix.
 
-        A monitor group must also lie in an own or in the default control group.
+        A monitor group must also be in a control group with this prefix, or in the default group.
         """
         if group.control and self.key(group.control) is None:
             return False

@@ -22,7 +22,8 @@ WAY_COST = 1 << 12
 NEVER = 1 << 48
 
 _Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int]
-"""Heap entry: priority (two numbers), ticket, bound, cost so far, bound of the items still to place, their ways, state.
+"""Heap entry: priority (two numbers), serial number, bound, cost so far, bound and total ways of the items
+still to place, state.
 
 The state holds the position reached in its high bits and one bit for each item still to place in its low
 bits.

@@ -229,7 +229,7 @@ def idle_cores(
 
 
 def machine_name(fs: Fs) -> str:
-    """The CPU's model name from /proc/cpuinfo, to which a calibration belongs."""
+    """The CPU's model name from /proc/cpuinfo, to which a calibration belongs; ``unknown`` if it has none."""
     with suppress(OSError):
         for line in _text(fs, "/proc/cpuinfo").splitlines():
             name, _, value = line.partition(":")

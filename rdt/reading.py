@@ -30,7 +30,7 @@ class Why(Enum):
     GONE = "gone"
     """The group does not exist now."""
     UNREADABLE = "unreadable"
-    """Reading failed, or the content is no number."""
+    """Reading failed, or the content is not a number."""
     FIRST = "first"
     """This is the first reading of a counter; a rate needs two."""
     RESTARTED = "restarted"

@@ -1,7 +1,7 @@
 """One mounted resctrl: describe it, and read and change its groups.
 
-``Resctrl`` changes any group it is given; ``rdt.groups`` adds ownership. Calls block for microseconds, or as
-long as another program holds the tree's lock. Threads may share one ``Resctrl``.
+``Resctrl`` changes any group it is given; ``rdt.groups`` adds ownership. Calls block for microseconds, or
+while another program holds the tree's lock, up to the lock timeout. Threads may share one ``Resctrl``.
 """
 
 from __future__ import annotations
@@ -140,10 +140,11 @@ class Resctrl:
         return Schemata.parse(self.access.read(group.relative, "schemata"), path)
 
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
-        """Write the values that differ from ``wanted`` (may be partial) in one write, and read them back.
+        """Write the values of ``wanted`` (may be partial) that differ from the present ones; read them back.
 
-        The kernel applies a write completely or not at all, except with mba_MBps. There rdt undoes the
-        partial changes of a refused write. A raised error carries the resulting schemata in ``actual``.
+        All go into one write. The kernel applies it completely or not at all, except with mba_MBps. There rdt
+        undoes the partial changes of a refused write. A raised error carries the resulting schemata in
+        ``actual``.
 
         Raises:
             Unsupported, Gone, Invalid: see ``rdt.schemata.check``; or the kernel refuses.

@@ -169,7 +169,7 @@ class Schemata:
         return self.only(present), absent
 
     def restored_by(self, before: Schemata) -> Schemata:
-        """The schemata that undoes this one: the same cells with their values of ``before``."""
+        """The schemata that undoes this one: the same cells with their values in ``before``."""
         return before.only(frozenset(cell for cell, _ in self.cells()))
 
     def to_write(self) -> str:
@@ -190,7 +190,7 @@ class Schemata:
                 lines.append(f"{name}:{cells}\n")
         text = "".join(lines)
         if not text:
-            raise Invalid("schemata", doing="formatting", reason="an empty schemata changes nothing")
+            raise Invalid("schemata", doing="formatting", reason="it has no values; give at least one")
         if len(text) > MAX_WRITE_BYTES:
             raise Invalid(
                 "schemata",
@@ -234,7 +234,7 @@ def _written_order(resource: str) -> tuple[bool, int, str]:
 
 
 def _parse_cells(name: str, rest: str) -> Values | None:
-    """Parse the values of a line; None if it is no list of values (an opaque line)."""
+    """Parse the values of a line; None if it is not a list of values (an opaque line)."""
     if not (is_cache(name) or is_bandwidth(name)):
         return None
     base, form = (16, _MASK) if is_cache(name) else (10, _NUMBER)

@@ -1,7 +1,7 @@
 """Write thread ids to ``tasks``: one per write up to Linux 6.x, a comma-separated list where supported.
 
 Only the named thread moves, never its whole process; children inherit the group. A thread that has ended is
-no error.
+not an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BATCH = MAX_WRITE_BYTES // _LONGEST_TID
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Result of moving single threads."""
+    """Result of moving individual threads."""
 
     accepted: frozenset[int] = frozenset()
     gone: frozenset[int] = frozenset()
@@ -44,7 +44,7 @@ class TaskWriter:
         self.takes_lists: bool | None = None
 
     def move(self, group: GroupRef, tids: Iterable[int]) -> Moved:
-        """Move each thread once. Raises Gone if the group vanished, Denied, and other errors of the kernel."""
+        """Move each thread once. Raises Gone if the group vanished, Invalid for ids below 1, and kernel errors."""
         waiting = sorted(set(tids))
         if waiting and waiting[0] <= 0:
             # 0 would move the writing thread. /proc and cgroup files show 0 for tasks of another PID

@@ -1,6 +1,6 @@
 """Version of the application in a control group: a container's image, else the program's file.
 
-A version is a short text that is equal whenever the same program runs, also after a replacement was undone.
+A version is a short text. It is the same whenever the same program runs, even after a replacement was undone.
 For a file it consists of name, size and modification time, which packages preserve; the inode would always
 differ. An interpreter's file says nothing about the program that it runs: ``version_from`` then names a file
 or a label.
@@ -73,7 +73,7 @@ class _Running:
 
     pid: int
     started: int
-    said: bytes  # its command line; of a title only the first word, because the rest may change at any time
+    said: bytes  # its command line, or only the first word of a title, whose rest may change at any time
     file: (
         tuple[int, int, int] | None
     )  # device, inode and modification time of its program; None: not readable

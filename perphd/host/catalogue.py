@@ -1,4 +1,4 @@
-"""Listing of existing control groups, for completion and "did you mean". Not for the hot path.
+"""Lists existing control groups, for completion and "did you mean". Not for the hot path.
 
 v1 trees are read with cgroupspy, which expects one tree per controller and walks it completely: 140 ms for
 600 groups. It opens paths itself and is used only if the injected file system is the running kernel's.
@@ -115,7 +115,7 @@ def _by_walking(fs: KernelFs, mount: str) -> Iterator[str]:
             continue
         for name in names:
             path = f"{parent}/{name}"
-            if fs.exists(f"{mount}{path}/cgroup.procs"):  # kernel files contain dots and are no directories
+            if fs.exists(f"{mount}{path}/cgroup.procs"):  # kernel files contain dots and are not directories
                 yield path
                 waiting.append(path)
 

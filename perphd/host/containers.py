@@ -1,4 +1,4 @@
-"""Containers of Kubernetes, YARN and others by their cgroup paths, with the names that people gave them.
+"""Identifies containers of Kubernetes, YARN and others by their cgroup paths, and finds their names.
 
 The path contains runtime, container id and pod. Names come from files that runtimes and kubelet leave on
 every node; no daemon is asked. Without such files, the id is shown.

@@ -1,4 +1,4 @@
-"""Limit on open descriptors of this process: two dozen per workload soon exceed a shell's limit."""
+"""Raises this process's limit on open descriptors: two dozen per workload soon exceed a shell's limit."""
 
 from __future__ import annotations
 

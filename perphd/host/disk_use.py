@@ -1,4 +1,4 @@
-"""Use of disks by device: busy time of each disk, and bytes moved by single control groups.
+"""Reads the use of disks by device: busy time of each disk, and bytes moved by individual control groups.
 
 Only whole disks count (/proc/diskstats, Documentation/admin-guide/iostats.rst), because partitions, loop devices and
 device mappers repeat them. Control groups: ``io.stat`` on v2, ``blkio.throttle.io_service_bytes_recursive`` on v1. On

@@ -6,7 +6,7 @@ on eth0 and assigns the group's packets to it (``perphd.host.tc``, ``perphd.host
 removes both.
 
 Only devices named in the configuration get a class, and only if their root qdisc is the kernel's own default.
-That qdisc returns when perphd's is deleted, together with the last class.
+The kernel restores that qdisc when perphd deletes its own together with the last class.
 """
 
 from __future__ import annotations
@@ -119,24 +119,24 @@ class EgressFs:
     # -- KernelFs ------------------------------------------------------------------------------------------------
 
     def open(self, path: str) -> KernelFile:
-        """As in ``fs``."""
+        """Open a file of ``fs`` for repeated reading; Gone for files of the tree."""
         return self._fs.open(path)
 
     def listdir(self, path: str) -> list[str]:
-        """As in ``fs``."""
+        """Names in a directory of ``fs``, sorted; Gone for directories of the tree."""
         return self._fs.listdir(path)
 
     def subdirectories(self, path: str) -> list[str]:
-        """As in ``fs``."""
+        """Names of the directories in a directory of ``fs``, sorted; Gone for directories of the tree."""
         return self._fs.subdirectories(path)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Like ``fs``; in the tree, the identity of the real control group."""
+        """(device, inode) in ``fs``; in the tree, those of the real control group."""
         real = self._real(path)
         return self._kernel.identity(real) if real else self._fs.identity(path)
 
     def exists(self, path: str) -> bool:
-        """Like ``fs``. In the tree, a group exists if the real one does, and its file if a limit can be set."""
+        """True if it exists in ``fs``. In the tree: if the real group does; for its file, if a limit can be set."""
         real = self._real(path)
         if not real:
             return self._fs.exists(path)
@@ -145,7 +145,7 @@ class EgressFs:
         return basename(path) != EGRESS or not self.why_absent(path)
 
     def why_absent(self, path: str) -> str:
-        """See ``perphd.host.cgroup.group.Explains``."""
+        """Reason why this group can have no limit; empty if it can have one, and for files outside of the tree."""
         real = self._real(path)
         if not real or basename(path) != EGRESS:
             return ""
@@ -171,7 +171,7 @@ class EgressFs:
             return str(exc)
 
     def read(self, path: str) -> bytes:
-        """Like ``fs``; in the tree, the limits in force on the present control group."""
+        """Read a whole file of ``fs`` or, in the tree, the limits in force on the present control group."""
         if not path.startswith(_BELOW):
             return self._fs.read(path)
         real = self._real(path)
@@ -190,11 +190,14 @@ class EgressFs:
         return f"{text_of(found)}\n".encode()
 
     def write(self, path: str, data: bytes) -> None:
-        """Like ``fs``; in the tree, one line ``DEVICE BYTES_PER_SECOND`` or ``DEVICE max``."""
+        """Write as ``fs`` does.
+
+        Files of the tree take one line: ``DEVICE BYTES_PER_SECOND``, or ``DEVICE max`` to lift the limit.
+        """
         self.write_within(path, data, None)
 
     def write_within(self, path: str, data: bytes, identity: Identity | None) -> None:
-        """See ``RealFs.write_within``. ``identity`` None: any group at this path."""
+        """Write in exactly this directory (``RealFs.write_within``). ``identity`` None: any group at this path."""
         real = self._real(path)
         if not real:
             write_within(self._fs, path, data, identity)
@@ -218,7 +221,7 @@ class EgressFs:
             raise Busy(path, "write", exc.errno, text, detail=str(exc)) from exc
 
     def hold(self, path: str, identity: Identity) -> HeldFile | None:
-        """Like ``fs``; no file of the tree can be held open."""
+        """Open the file as ``perphd.host.fs.hold`` does; None for files of the tree, which cannot be held open."""
         return None if self._real(path) else hold(self._fs, path, identity)
 
     # -- ceilings ------------------------------------------------------------------------------------------------

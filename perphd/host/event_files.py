@@ -1,4 +1,4 @@
-"""Event counters read from files, on hosts where only files are available (``[tuning.host] root``).
+"""Reads event counters from files, on hosts where only files are available (``[tuning.host] root``).
 
 A cgroup's file is ``/run/perphd-sim/perf`` followed by the cgroup's directory. It has one ``EVENT COUNT`` per
 line: growing totals, with the names of ``PerfEventKind`` in lower case. ``perphd sim mount`` writes the
@@ -71,7 +71,7 @@ class _FileGroup:
 
     @property
     def fds(self) -> int:
-        """One descriptor."""
+        """Number of open descriptors."""
         return 1
 
     def close(self) -> None:

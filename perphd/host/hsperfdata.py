@@ -5,9 +5,8 @@ A prologue of 32 bytes is followed by entries, each with a name and a value (Hot
 
     prologue: magic 0xcafec0c0 (big-endian), byte order (1: little), major, minor, accessible,
               used u4, overflow u4, modified u8, offset of the first entry u4, number of entries u4
-    entry:    length u4, offset of name u4, length of vector u4, type u1 (J: 64 bit, B: bytes), flags u1, unit
-        u1,
-              variability u1, offset of value u4
+    entry:    length u4, offset of name u4, length of vector u4, type u1 (J: 64 bit, B: bytes), flags u1,
+              unit u1, variability u1, offset of value u4
 
 The file is missing with -XX:-UsePerfData and -XX:+PerfDisableSharedMem. It belongs to an application, so
 nothing in it is trusted.

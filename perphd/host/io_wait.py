@@ -1,13 +1,13 @@
-"""Time of processes' threads by activity: running, waiting for block devices, waiting for remote storage.
+"""Splits the time of processes' threads by activity: running, waiting for block devices or remote storage.
 
 CPU time comes from the kernel's counters, and so does the wait for block devices if ``kernel.task_delayacct``
 is on. Everything else is sampled: the state of each thread and, for sleeping threads, the kernel function or
 connection that they wait for.
 
 A sample taken from a thread's own CPU does not see short waits: the wait ends while the watcher wakes, and the thread
-then waits for the watcher's CPU, in state R. (A writer spent .67 of its time waiting for a disk that answers within 60
-us. It was seen to wait in 2 of 40 such samples, and in 54 of 80 samples from another CPU.) The watcher therefore
-moves from CPU to CPU. Samples from a thread's own CPU count only if there are no others.
+then waits for the watcher's CPU, in state R. (A writer spent 67 % of its time waiting for a disk that answers
+within 60 us. It was seen to wait in 2 of 40 such samples, and in 54 of 80 samples from another CPU.) The
+watcher therefore moves from CPU to CPU. Samples from a thread's own CPU count only if there are no others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perphd.host.fs import KernelFs, text_or_empty
 from perphd.host.process_stat import BLOCK_TICKS, PROCESSOR, STATE, SYSTEM_TICKS, USER_TICKS, stat_fields
 
 MOST_THREADS: Final = 256
-"""Maximum number of threads sampled, the first ones; each takes about 40 us per sample."""
+"""Maximum number of threads sampled (the first that are listed); each takes about 40 us per sample."""
 LOOKS_PER_S: Final = 20
 DELAY_ACCOUNTING: Final = "/proc/sys/kernel/task_delayacct"
 _NETWORK_WAIT: Final = re.compile(

@@ -1,4 +1,4 @@
-"""Facts about a job from its control group: first process and image."""
+"""Reads facts about a job from its control group: first process and image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kubelet's static CPU manager: exclusive CPUs of containers, and cpusets that kubelet writes itself.
+"""Reads the state of kubelet's static CPU manager: exclusive CPUs of containers, and kubelet's own cpusets.
 
 kubelet keeps its decisions in a state file (kubernetes.io, "Control CPU Management Policies on the Node"). It
 compares a container's cpuset with its own last write, not with the kernel's value: kubelet 1.36 repairs a
@@ -24,7 +24,7 @@ LOOK_AGAIN_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class CpuManager:
-    """Contents of the state file. ``exclusive``: CPUs that belong to single containers."""
+    """Contents of the state file. ``exclusive``: CPUs that belong to individual containers."""
 
     is_static: bool = False
     exclusive: CpuSet = CpuSet()

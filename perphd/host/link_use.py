@@ -1,4 +1,4 @@
-"""Use of network links: bytes sent by device, link speeds, and the addresses of devices."""
+"""Reads the use of network links: bytes sent by device, link speeds, and the addresses of devices."""
 
 from __future__ import annotations
 

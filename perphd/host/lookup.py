@@ -1,4 +1,4 @@
-"""Search for control groups by unit, container or process. Reads files only and asks no daemon.
+"""Searches for control groups by unit, container or process. Reads files only and asks no daemon.
 
 No search walks the whole tree: units of this host's systemd lie only in slices, and containers in slices or
 in their runtimes' folders.
@@ -90,7 +90,7 @@ def _searched(hierarchies: Hierarchies) -> tuple[Hierarchy, ...]:
 
 
 class Lookup:
-    """Searches one host. Walks the tree at most once per kind between two calls of ``look_anew``.
+    """Searches one host. Between two calls of ``look_anew``, walks the tree at most once for each kind of group.
 
     Container names and labels are kept and re-read for a few containers per call, since a container may be
     renamed and a runtime may write late.
@@ -127,7 +127,7 @@ class Lookup:
         return self._units
 
     def containers(self) -> Sequence[Container]:
-        """Every container's group, with its name and labels; without groups left by an earlier one of that name."""
+        """Every container's group, with name and labels; without groups left by an earlier container of that name."""
         if self._containers is None:
             names = ContainerNames(self._fs)
             hierarchy = names.yarn_hierarchy()
@@ -216,9 +216,9 @@ class Lookup:
     def _walk(self, descend: Callable[[str], bool], *, anywhere: bool = False) -> Iterator[str]:
         """Groups from the top, descending into those whose names ``descend`` accepts.
 
-        ``anywhere``: also descend to kubelet's tree below a ``cgroupRoot`` of any depth (cgroupfs driver). Only
-        folders that are no unit and no container are searched for it, from the top and after everything else: a
-        program may have any number of them. Nothing else is found in them.
+        ``anywhere``: also descend to kubelet's tree below a ``cgroupRoot`` of any depth (cgroupfs driver).
+        Only folders that are neither a unit nor a container are searched for it, from the top and after
+        everything else: a program may have any number of them. Nothing else is found in them.
         """
         waiting, searched, count, looks = [""], deque[str](), 0, 0
         while waiting or (searched and looks < MOST_SEARCHED):
@@ -312,7 +312,7 @@ def _is_pod(cgroup: str) -> bool:
 
 
 def _identity(name: str, cgroup: str) -> str:
-    """A name in Kubernetes has only one holder at a time, and outlives its control group; other names do not."""
+    """The name if it is one in Kubernetes, which one group at a time holds; else the group's path."""
     return name if "/" in name and not name.startswith(UNKNOWN_POD) else cgroup
 
 

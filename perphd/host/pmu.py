@@ -1,4 +1,4 @@
-"""This host's codes for processor-specific events: last-level cache misses and stalls.
+"""Finds this host's codes for processor-specific events: last-level cache misses and stalls.
 
 On many processors the kernel's generalised cache events count a different cache: PERF_COUNT_HW_CACHE_MISSES
 counts L1D refills on ARM and L2 misses on AMD. An event is used only if it counts what its name says;

@@ -1,4 +1,4 @@
-"""Pressure stall information (PSI): reading it, and kernel notifications when it rises.
+"""Reads pressure stall information (PSI), and has the kernel notify perphd when pressure rises.
 
 Format and triggers: Documentation/accounting/psi.rst. Reading uses ``KernelFs``. A trigger lives as long as
 its descriptor, so ``PsiTrigger`` works on real paths only.

@@ -175,14 +175,14 @@ def why_not(groups: rdt.Groups, setting: str) -> str:
 
 
 def resources(info: rdt.Info, setting: str) -> tuple[str, ...]:
-    """Schemata resources that contain ``llc_masks`` or ``mba_pct``; with CDP both cache halves have the mask."""
+    """Schemata resources that contain ``llc_masks`` or ``mba_pct``; with CDP those of code and data."""
     return tuple(cache.name for cache in info.cache(3)) if setting == "llc_masks" else ("MB",)
 
 
 def wanted_schemata(info: rdt.Info, target: Settings, setting: str) -> rdt.Schemata:
     """Schemata for ``llc_masks`` or ``mba_pct`` of ``target``, in the domains that this setting names.
 
-    With CDP both cache halves get the mask.
+    With CDP, code and data get the same mask.
     """
     value = getattr(target, setting)
     named = {} if value is KEEP else dict(value)

@@ -9,7 +9,7 @@ from typing import Final
 import rdt
 from perphd.domain.reading import Unavailable
 
-NOT_LOOKED: Final = Unavailable("the counters of resctrl have not been looked for yet")
+NOT_LOOKED: Final = Unavailable("resctrl's counters have not been checked yet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,10 @@ class CountedGroups:
         resctrl: the tree that contains them; None: there is none.
         counters: by workload name.
         missing: why a workload is not counted, by name.
-        otherwise: why all other workloads are not counted. in_turns: workloads counted only part of the time, because
-            monitoring ids are scarce. epoch: grows when the tree's domains have changed, so that files must be
-            reopened. notes: why workloads are not counted, as sentences for an operator.
+        otherwise: why all other workloads are not counted.
+        in_turns: workloads counted only part of the time, because monitoring ids are scarce.
+        epoch: grows when the tree's domains have changed, so that files must be reopened.
+        notes: why workloads are not counted, as sentences for an operator.
     """
 
     resctrl: rdt.Resctrl | None = None

@@ -1,7 +1,7 @@
-"""Run-queue delay of a cgroup: the time that its runnable threads waited for a CPU.
+"""Measures the run-queue delay of a cgroup: the time that its runnable threads waited for a CPU.
 
-Two sources give the same scheduler figure (``sched_info.run_delay``), measured for processes of 40 /
-250 threads:
+Two sources give the same scheduler figure (``sched_info.run_delay``). Their cost per reading of a process
+with 40 / 250 threads:
 
 * taskstats, per process, including ended threads: 4 / 8 us, no descriptors; needs CAP_NET_ADMIN.
 * ``/proc/PID/task/TID/schedstat``, per thread, over kept-open descriptors: 41 / 246 us. The wait of a thread
@@ -21,7 +21,7 @@ from perphd.domain.reading import Unavailable
 from perphd.host.fs import KernelFile, KernelFs
 
 MAX_THREADS: Final = 256
-"""Maximum number of threads followed through schedstat; more threads are sampled, since each costs a descriptor."""
+"""Maximum number of threads that schedstat follows, since each costs a descriptor; more threads are sampled."""
 
 
 class ProcessDelays(Protocol):
@@ -89,7 +89,7 @@ class RunDelayReader:
 
 
 class _Processes:
-    """Through taskstats: the last total of each process."""
+    """Growth through taskstats. Keeps the last total of each process."""
 
     fds = 0
 
@@ -132,7 +132,7 @@ class _Processes:
 
 
 class _Threads:
-    """Through schedstat: an open file and the last value of each followed thread."""
+    """Growth through schedstat. Keeps an open file and the last value of each followed thread."""
 
     def __init__(self, fs: KernelFs, limit: int) -> None:
         self._fs, self._limit = fs, limit

@@ -1,4 +1,4 @@
-"""TCP sockets by sock_diag(7): the control group of each, and bytes sent by connections.
+"""Lists TCP sockets by sock_diag(7): the control group of each, and bytes sent by connections.
 
 Needs no privilege; covers only this process's network namespace. The kernel reports control groups since
 Linux 5.8.

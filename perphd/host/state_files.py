@@ -1,4 +1,4 @@
-"""Small files, replaced atomically. Files of the state directory are complete even after a crash."""
+"""Replaces small files atomically. Files of the state directory are complete even after a crash."""
 
 from __future__ import annotations
 

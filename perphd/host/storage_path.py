@@ -1,4 +1,4 @@
-"""Storage behind open files and connections: mounts, block devices and peers as layers of an I/O path."""
+"""Finds the storage behind open files and connections: mounts, block devices and peers as layers of an I/O path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Survey of this machine: processes with CPU use, their control groups, and listening sockets.
+"""Surveys this machine: processes with CPU use, their control groups, and listening sockets.
 
 It only reads, and runs in perphctl, never in the daemon.
 """

@@ -1,4 +1,4 @@
-"""Ownership of control groups by systemd: groups to change through systemd, and delegated groups.
+"""Finds which control groups belong to systemd: those to change through systemd, and delegated ones.
 
 This module does not use D-Bus. Delegation is read from the mark that systemd leaves on the cgroup, the extended
 attributes ``user.delegate`` and ``trusted.delegate``.

@@ -170,7 +170,7 @@ class BusctlBus:
         return done
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing, because nothing is kept open."""
 
 
 def _busctl_words(signature: str, value: Any) -> list[str]:

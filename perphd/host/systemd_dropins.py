@@ -1,14 +1,14 @@
 """Drop-ins in which systemd keeps perphd's run-time properties, and emptying them on restore.
 
 systemd writes a drop-in for every property and never removes it. Left unchanged, it would override edits of
-the unit's own file until the next boot. Removing it is no solution: systemd remembers its path until the next
-daemon-reload, reports the unit as changed on disk, and ``systemctl edit`` and ``cat`` fail on the missing
-file. perphd therefore replaces its content by a comment and keeps its modification time, until the next boot
-or the removal of the package (its prerm).
+the unit's own file until the next boot. Removing it is not a solution: systemd remembers its path until the
+next daemon-reload, reports the unit as changed on disk, and ``systemctl edit`` and ``cat`` fail on the
+missing file. perphd therefore replaces its content with a comment and keeps its modification time, until the
+next boot or the removal of the package (its prerm).
 
 A drop-in that existed before belongs to an administrator (``systemctl set-property --runtime``) and is left
-unchanged. A drop-in that did not exist, or was such a comment, is marked before the request to systemd. The marks are
-in ``/run`` and last as long as the drop-ins; reading them requires no daemon.
+unchanged. A drop-in that did not exist, or held only such a comment, is marked before the request to systemd.
+The marks are in ``/run`` and last as long as the drop-ins; reading them requires no daemon.
 
 A mark holds the value of the file without the drop-in. If the restored value differs, the unit's owner has set it
 meanwhile through the same drop-in, as kubelet does when it resizes a pod. That drop-in is left unchanged, because the
@@ -43,7 +43,7 @@ def mark(path: str, text: str) -> None:
 
 
 def empty(path: str) -> None:
-    """Replace the content of a drop-in by a comment. Its modification time stays, because systemd compares it."""
+    """Replace the content of a drop-in with a comment. Its modification time stays, because systemd compares it."""
     handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         status = os.fstat(handle)

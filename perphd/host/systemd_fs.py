@@ -95,7 +95,7 @@ class UnitFs:
     # -- ownership -----------------------------------------------------------------------------------------------
 
     def unit(self, directory: str) -> str:
-        """The unit of this host's systemd whose own cgroup this directory is; empty if it is none."""
+        """The unit of this host's systemd whose own cgroup this directory is; empty if there is none."""
         if not self._mount or not directory.startswith(f"{self._mount}/") or not is_systemd(self._fs):
             return ""
         return unit_of(directory[len(self._mount) :])
@@ -122,11 +122,12 @@ class UnitFs:
     # -- KernelFs ------------------------------------------------------------------------------------------------
 
     def open(self, path: str) -> KernelFile:
-        """As in ``fs``."""
+        """Open a file of ``fs`` for repeated reading."""
         return self._fs.open(path)
 
     def read(self, path: str) -> bytes:
-        """Like ``fs``; a unit's file that is missing without its controller reads as its default.
+        """Read a whole file. A unit's file that is missing only because its controller is off reads as its
+        default.
 
         A released list reads as empty. The kernel still shows all CPUs or nodes in it, because it does not empty
         the list of a group with processes, but that ends when systemd disables the controller.
@@ -149,21 +150,21 @@ class UnitFs:
         return same(path, self._everything(path), text)
 
     def exists(self, path: str) -> bool:
-        """Like ``fs``, and true for a unit's file that its controller would create."""
+        """True if the file exists in ``fs``, or is a unit's file that appears once systemd enables its controller."""
         if basename(path) == "cpu.idle" and self._version < IDLE_SINCE and self._place(path) is not None:
             return False  # this version of systemd has no property for it
         return self._fs.exists(path) or self._default_if_missing(path) is not None
 
     def listdir(self, path: str) -> list[str]:
-        """As in ``fs``."""
+        """Names in a directory of ``fs``, sorted."""
         return self._fs.listdir(path)
 
     def subdirectories(self, path: str) -> list[str]:
-        """As in ``fs``."""
+        """Names of the directories in a directory of ``fs``, sorted."""
         return self._fs.subdirectories(path)
 
     def identity(self, path: str) -> tuple[int, int]:
-        """Like ``fs``; for a unit's directory, the identity of the unit, which stays the same across restarts."""
+        """(device, inode) in ``fs``; for a unit's directory, an identity that the unit keeps across restarts."""
         unit = self.unit(path)
         return (UNIT_DEVICE, zlib.crc32(unit.encode())) if unit else self._fs.identity(path)
 
@@ -184,14 +185,14 @@ class UnitFs:
         self._await(path, text)
 
     def write_within(self, path: str, data: bytes, identity: Identity) -> None:
-        """As ``RealFs.write_within``. A unit is identified by its name: a restarted unit is the same one."""
+        """Write in exactly this directory (``RealFs.write_within``); a unit's stays the same when it restarts."""
         if self.unit(dirname(path)):
             self.write(path, data)
         else:
             write_within(self._fs, path, data, identity)
 
     def hold(self, path: str, identity: Identity) -> HeldFile | None:
-        """Like ``fs``; a unit's files cannot be held open, because systemd writes them."""
+        """Open the file as ``perphd.host.fs.hold`` does; None for a unit's file, because systemd writes it."""
         return None if self.unit(dirname(path)) else hold(self._fs, path, identity)
 
     def _ask_lines(self, place: _Place, path: str, line: str) -> str:
@@ -272,7 +273,7 @@ class UnitFs:
         return place is not None and place.file != FREEZE
 
     def give_back_absent(self, path: str, text: str) -> bool:
-        """Restore the properties of a unit that is not running; False: nothing outlives the cgroup."""
+        """Restore a stopped unit's properties; False if the unit has a cgroup, or the file is not a unit's."""
         place = self._place(path)
         if place is None or self._fs.exists(place.directory):
             return False
@@ -283,9 +284,9 @@ class UnitFs:
         return True
 
     def given_back(self, path: str) -> str:
-        """Remove the drop-ins of perphd's requests, which would override later edits of the unit's file.
+        """Empty the drop-ins of perphd's requests, which would override later edits of the unit's file.
 
-        Returns the reason why some remain; empty if none remains.
+        Returns an empty text: none remains in force.
         """
         place = self._place(path)
         if place is not None:
@@ -295,7 +296,7 @@ class UnitFs:
 
 
 def unit_of(cgroup: str) -> str:
-    """The unit that this cgroup is, by its path alone; empty if it is none.
+    """The unit whose own cgroup this is, by its path alone; empty if there is none.
 
     A unit has only slices above it. Unit names inside a service or scope belong to another manager: a user's,
     or one in a container.

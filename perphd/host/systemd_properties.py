@@ -1,4 +1,4 @@
-"""Translation of a unit's cgroup file contents to systemd's run-time properties. Pure.
+"""Translates a unit's cgroup file contents into systemd's run-time properties. Pure.
 
 systemd writes the files of its units itself (systemd.resource-control(5)) and reverts other programs' writes,
 so a unit is set by ``SetUnitProperties``. Texts that are the kernel's default unset the property.

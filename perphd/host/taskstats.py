@@ -1,5 +1,4 @@
-"""Run-queue delay of a whole process from the kernel's taskstats: one netlink exchange, ended threads
-included.
+"""Reads the run-queue delay of a whole process, ended threads included, by one netlink exchange (taskstats).
 
 A raw socket instead of pyroute2 takes 4 us instead of 87 us for a process of 40 threads, and saves the 24 MiB
 that pyroute2 keeps resident. Interface: linux/taskstats.h, "TASKSTATS_CMD_GET".
@@ -44,8 +43,8 @@ class TaskStats:
     """An open netlink socket to the kernel's taskstats; release it with ``close``.
 
     Raises:
-        Denied: needs CAP_NET_ADMIN.
-        Unsupported: a kernel without CONFIG_TASKSTATS, or a network namespace other than the host's.
+        Denied: CAP_NET_ADMIN is missing.
+        Unsupported: the kernel lacks CONFIG_TASKSTATS, or this is not the host's network namespace.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class TaskStats:
 
         Raises:
             Gone: no such process.
-            Denied: needs CAP_NET_ADMIN.
+            Denied: CAP_NET_ADMIN is missing.
         """
         reply = self._ask(
             self._family, _TASKSTATS_GET, _attribute(_TASKSTATS_TGID, _PID.pack(pid)), f"pid {pid}"

@@ -79,7 +79,7 @@ class Tc(Protocol):
         """The HTB classes of a device; none if it has no HTB."""
 
     def add_root(self, device: str) -> None:
-        """Replace the kernel's default qdisc by perphd's HTB. Raises Busy if an administrator's qdisc is there."""
+        """Replace the kernel's default qdisc with perphd's HTB. Raises Busy if an administrator's qdisc is there."""
 
     def delete_root(self, device: str) -> None:
         """Remove perphd's HTB with all its classes; the kernel restores its default."""
@@ -198,7 +198,7 @@ class TcCommand:
         return str(done.stdout)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing, because nothing is kept open."""
 
 
 def tc_error(where: str, doing: str, text: str) -> KernelError:

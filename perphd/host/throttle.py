@@ -1,7 +1,7 @@
-"""This host's throttle levels: from a calibration in the state directory, a shipped default, or the kernel.
+"""Finds this host's throttle levels: from a calibration, a shipped default or the kernel.
 
-A calibration is a file of ``rdt.curves``, made by ``perphctl calibrate``. It is valid only on the machine and
-with the kernel's bandwidth steps under which it was made.
+A calibration is a file of ``rdt.curves`` in the state directory, made by ``perphctl calibrate``. It is valid only on
+the machine and with the kernel's bandwidth steps under which it was made.
 """
 
 from __future__ import annotations

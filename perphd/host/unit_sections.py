@@ -1,4 +1,4 @@
-"""One section of the files of this host's units, merged by systemd's rules.
+"""Reads one section of this host's unit files, merged by systemd's rules.
 
 systemd ignores sections whose names begin with ``X-``, so that other programs may use them (systemd.unit(5)).
 A unit's own file and its drop-ins are read, in the folders of administrators and packages; for
@@ -172,7 +172,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _template(unit: str) -> str:
-    """``a@.service`` for ``a@b.service``; empty for a unit that is no instance."""
+    """``a@.service`` for ``a@b.service``; empty for a unit that is not an instance."""
     stem, _, suffix = unit.rpartition(".")
     name, at, instance = stem.partition("@")
     return f"{name}@.{suffix}" if at and instance else ""

@@ -1,4 +1,6 @@
-"""YARN's containers by their control groups. ``perphd-yarn run --containers`` publishes their labels in a file."""
+"""Recognises YARN's containers by the names of their control groups. ``perphd-yarn run --containers``
+publishes their labels in a file.
+"""
 
 from __future__ import annotations
 

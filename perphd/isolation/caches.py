@@ -94,7 +94,7 @@ class Caches:
         return changed
 
     def mounted_anew(self, now_s: float) -> bool:
-        """True if the mount has changed since the last call of this method, no matter which look noticed it."""
+        """True if the mount has changed since the last call of this method, no matter which check noticed it."""
         self.look(now_s)
         anew, self._anew = self._anew, False
         return anew
@@ -488,7 +488,7 @@ class Caches:
                 self._members[key] = members - {name}
 
     def removed(self, paths: Iterable[str]) -> None:
-        """Note that a restore removed these groups, which is no conflict."""
+        """Note that a restore removed these groups, which is not a conflict."""
         prefix = rdt.Prefix(PREFIX)
         for path in paths:
             parent, _, name = path.rpartition("/")

@@ -1,4 +1,4 @@
-"""Step-by-step lowering of batch memory ceilings, without causing an out-of-memory kill.
+"""Lowers batch memory ceilings step by step, without causing an out-of-memory kill.
 
 ``memory.high`` is lowered in steps, never below the group's working set. If the kernel has ``memory.reclaim``, the
 memory to be freed is first reclaimed in the background, and ``memory.high`` never goes below the present use. After

@@ -96,7 +96,7 @@ class Ender:
         try:
             for _ in range(_ROUNDS):
                 pids = self._pids(tree.path(cgroup))
-                if min(pids, default=1) <= 0:  # signal 0 to pid 0 would address our own process group
+                if min(pids, default=1) <= 0:  # a signal to pid 0 goes to perphd's own process group
                     return path, "one of its processes is in a pid namespace that perphd cannot see"
                 if not pids:
                     return path, ""

@@ -98,7 +98,7 @@ def make_all(writer: Writer, writes: Sequence[Write], result: Result) -> None:
         scope = writer.scope(write)
         if scope in broken or write.workload in gone:
             continue
-        # Each write stands before its rollbacks, so that none needs an object of its own.
+        # The list holds each write, followed by its rollbacks.
         kept = undo.get(scope)
         if kept is None:
             kept = undo[scope] = []

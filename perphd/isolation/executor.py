@@ -44,7 +44,7 @@ from perphd.isolation.worker import GroupWriter, Worker
 from perphd.isolation.write_audit import OnWrite, WriteAudit
 
 DISKS_S = 10.0
-"""Interval between checks of the disks' I/O schedulers."""
+"""Seconds between checks of the disks' I/O schedulers."""
 _RECLAIM_FILE = f"/{RECLAIM}"
 
 

@@ -22,7 +22,7 @@ BURST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class PlanContext:
-    """The plan's context, as the gates need it.
+    """Facts about a plan that the gates need.
 
     ``planned``: every knob with its target. ``unattainable``: knobs for which the planner found no write. ``lras``:
     names of all LRAs. ``stuck``: LRAs on CPUs or memory nodes assigned by perphd that cannot be changed now.

@@ -135,7 +135,7 @@ class GroupJobs:
         return self._todo[write].group
 
     def hindrance(self, write: Write) -> KernelError | None:
-        """Nothing: the first job finds out whether another program holds the lock."""
+        """None: the first job finds out whether another program holds the lock."""
         return None
 
     def is_gone(self, write: Write) -> bool:
@@ -156,7 +156,7 @@ class GroupJobs:
         return refused
 
     def failed(self, write: Write, error: KernelError) -> bool:
-        """Remember the refusal, or who holds the lock: then no other group can be changed either."""
+        """Remember the refusal. False if another program holds the lock: no other group can be changed either."""
         job = self._todo[write]
         self._late |= set(job.keys)
         if isinstance(error, LockHeld):
@@ -222,7 +222,7 @@ class GroupJobs:
             return  # another program removed it, and the next plan makes it again
         try:
             groups.ensure(group, before)
-        finally:  # values that perphd could not restore are no other program's either
+        finally:  # values that perphd failed to restore must not count as another program's
             self._wrote(groups, key, path, groups.resctrl.schemata(group))
 
     def _unmake(self, groups: rdt.Groups, key: str, path: str) -> None:

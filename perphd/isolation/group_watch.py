@@ -57,7 +57,8 @@ class GroupWatch:
         Args:
             seen: perphd's groups that exist, by key.
             members: the workloads assigned to each group.
-            threads: each workload's threads, read after the groups, so that threads that end in between are not missed.
+            threads: each workload's threads, read after the groups, so that a thread that ends in between
+                does not count as moved out.
             foreign: threads that are in other programs' groups.
         """
         for key, left in list(self._left.items()):

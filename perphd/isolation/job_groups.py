@@ -41,7 +41,7 @@ LEAST: Final[Mapping[tuple[str, int], tuple[tuple[str, str], ...]]] = {
 }
 """Settings of copper's parent group, by controller and cgroup version. Files that this kernel lacks are skipped."""
 PATIENCE_S: Final = 20.0
-"""Time limit for a launcher's answer. A slower launcher is left running; its records show how the job ended."""
+"""Seconds to wait for a launcher's answer. A slower launcher is left running; its records show how the job ended."""
 _KILL_ROUNDS: Final = 20
 
 
@@ -198,7 +198,7 @@ class JobGroups:
         return procs
 
     def _make_least(self, hierarchy: Hierarchy) -> None:
-        """Give copper's parent group the least weights, and a bound on the memory of all copper jobs together."""
+        """Give copper's parent group the lowest weights, and a bound on the memory of all copper jobs together."""
         for (controller, version), settings in LEAST.items():
             if version == hierarchy.version and self._hierarchies.of(controller) is hierarchy:
                 for file, value in settings:

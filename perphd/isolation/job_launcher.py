@@ -63,7 +63,7 @@ def _for_owner(path: str, flags: int) -> int:
 
 
 def become(asked: dict) -> None:  # type: ignore[type-arg]
-    """Replace this process by the job with exec. Never returns; raises an exception if that fails."""
+    """Replace this process with the job (exec). Never returns; raises an exception if that fails."""
     for file in asked["procs"]:
         with open(file, "w") as procs:
             procs.write("0")

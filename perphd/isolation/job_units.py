@@ -1,7 +1,8 @@
 """Runs batch jobs as transient systemd units (org.freedesktop.systemd1(5), StartTransientUnit).
 
 A job's unit outlives its processes (``RemainAfterExit=``), so that a daemon started later finds the exit status.
-Copper's units are in a slice of their own with the least CPU and I/O weight, silver's are in ``system.slice``.
+Copper's units are in a slice of their own with the lowest CPU and I/O weight, silver's are in
+``system.slice``.
 
 The job's command never passes through a shell: its words are arguments of a fixed script that opens the output file as
 the job's user. systemd itself opens only the log, which is perphd's own file.
@@ -116,7 +117,7 @@ class JobUnits:
         return str(state) != "running"
 
     def _start_slice(self) -> None:
-        """Create copper's slice with the least CPU and I/O weight, and a bound on the memory of all copper jobs."""
+        """Create copper's slice with the lowest CPU and I/O weight, and a bound on the memory of all copper jobs."""
         if self._has_slice:
             return
         properties = [

@@ -107,7 +107,8 @@ class KnobState:
     Attributes:
         in_force: the value that perphd has set, as last read back; KEEP: none.
         pending: a write of the last plan is outstanding.
-        held: why the target of the last plan is not applied; the knob of a reason may be that of the whole group.
+        held: why the target of the last plan is not applied. Reasons about a whole resctrl group are kept at
+            ``llc_masks``.
         limited: why the target of the last plan is only partly in force.
         conflict: the last change by another program.
         adopted_s: when a value of the cgroup's owner (kubelet) last became the original; None: never.

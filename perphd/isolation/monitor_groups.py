@@ -35,17 +35,17 @@ from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 
 FOLLOW_LRA_S: Final = 5.0
-"""Interval at which the threads of an LRA are listed, the same as for control groups."""
+"""Seconds between two listings of an LRA's threads, the same as for control groups."""
 FOLLOW_BATCH_S: Final = 10.0
 VERIFY_S: Final = 60.0
-"""Interval at which a group's own task list is read while the workload's threads are unchanged.
+"""Seconds between two readings of a group's own task list while the workload's threads are unchanged.
 
 Only other programs could have moved them.
 """
 WHOLE_SHARE: Final = 0.9
 """Minimum share of a workload's threads that must be in a group for its counts to be used."""
 TURN_S: Final = 20.0
-"""Length of one rotation when RMIDs are short."""
+"""Seconds for which a choice of workloads stays when RMIDs are short."""
 TURNING_SHARE: Final = 4
 """One in ``TURNING_SHARE`` RMIDs rotates among the workloads that have none of their own."""
 SPARE_RMIDS: Final = 2
@@ -53,11 +53,11 @@ SPARE_RMIDS: Final = 2
 LOOK_AGAIN_S: Final = 30.0
 """Seconds between two searches for resctrl monitoring while it is unavailable."""
 LOCK_WAIT_S: Final = 0.2
-"""Time that an update waits for resctrl's lock. Short, because updates repeat and a restore waits for them."""
+"""Seconds that an update waits for resctrl's lock. Short, because updates repeat and a restore waits for them."""
 REFUSED: Final = BackoffRule(1.0, 30.0)
 """Backoff after refusals; the kernel checks RMIDs in limbo once a second."""
 FULL_S: Final = 60.0
-"""Time after ENOSPC during which the number of groups does not grow."""
+"""Seconds after ENOSPC for which the number of groups does not grow."""
 
 NOT_ASKED: Final = Unavailable(
     "the workload is only observed, and [tuning.resctrl] monitor_in_observe is false"

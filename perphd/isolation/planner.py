@@ -255,11 +255,11 @@ def _wanted_list(state: KnobReading, target: Value, around: CpuSet) -> dict[str,
         cpus = CpuSet.parse(encode(state.knob, target, {})[root.path])
         if around and not cpus & around:
             raise _Impossible(
-                f"none of the {noun} {cpus} is among {around}, all that {dirname(state.knob.directory)} has"
+                f"none of the {noun} {cpus} is among {around}, the only ones that {dirname(state.knob.directory)} has"
             )
         cpus = attainable(state, cpus)
         if not cpus:
-            raise _Pinned(f"the operator pinned it to {_found_list(root)}, which shares none of {target}")
+            raise _Pinned(f"the operator pinned it to {_found_list(root)}, which has none of {target}")
     else:
         cpus = _found_list(root)
         if (

@@ -89,7 +89,7 @@ def _cost(one: _Part, other: _Part, home: Mapping[str, str]) -> tuple[bool, int,
 
 
 def _distance(one: Schemata, other: Schemata) -> int:
-    """Distance of two schemata: number of differing ways, plus bandwidth difference in units of 10 %."""
+    """Distance between two schemata: number of differing ways, plus bandwidth difference in units of 10 %."""
     total = 0
     for cell, value in one.cells():
         there = other.get(cell.resource, cell.domain)
@@ -100,7 +100,7 @@ def _distance(one: Schemata, other: Schemata) -> int:
 
 
 def _both(one: Want, other: Want) -> Schemata:
-    """The strictest of both for batch, the widest for LRAs."""
+    """In every cell the stricter of both values for batch, the wider for LRAs."""
     if one.schemata == other.schemata:
         return one.schemata
     values: dict[str, dict[int, int]] = {}

@@ -1,7 +1,8 @@
-"""Restoring while the daemon runs: a record is closed once its file holds the original again.
+"""Closes journal records while the daemon runs, once their files hold the originals again.
 
-The original may have come back through a plan that no longer wants the setting, a rolled-back transaction, a restore,
-or because a process died before its first write. ``restore`` does the restoring itself, with or without a daemon.
+An original may have come back through a plan that no longer wants the setting, a rolled-back transaction, a
+restore, or because a process died before its first write. ``restore`` does the restoring itself, with or
+without a daemon.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def restore(
         but: names of workloads that keep their settings if the previous perphd ended with ``Journal.keep``.
         ignore_lock: remove resctrl groups although another program holds resctrl's lock. The kernel serialises changes,
             so its state stays consistent; a program that reads several files under the lock may see a mixture.
-        units: True if the caller will ask systemd as well; False restores settings made through systemd for every
-            workload.
+        units: False if the caller will not ask systemd afterwards: settings made through systemd are then restored
+            even for the workloads in ``but``.
 
     Raises:
         JournalInUse: a live perphd holds the journal (its pid is named).
@@ -275,7 +275,7 @@ class _Run:
         return found
 
     def _is_waited_for_in_vain(self, entry: Original) -> bool:
-        """Fail an entry that needs systemd at once if systemd has not answered in this run."""
+        """Fail an entry at once if it needs systemd, and systemd has not answered in this run; True if it failed."""
         if self._no_answer is None or not was_set_through_systemd(entry):
             return False
         self._not_tried(entry, f"systemd does not answer ({self._no_answer.path})")

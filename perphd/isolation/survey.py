@@ -40,7 +40,7 @@ from perphd.isolation.watch import ConflictWatch
 Refuse: TypeAlias = Callable[[str], str | None]
 """Maps a cgroup path to the reason why its files must not be written directly (a systemd unit), or None."""
 BELOW_S = 60.0
-"""Interval between checks of the descendants of a confined cgroup (v1); each descendant costs 45 us."""
+"""Seconds between checks of the descendants of a confined cgroup (v1); each descendant costs 45 us."""
 _make_state, _make_wanted = maker(KnobReading), maker(Wanted)
 
 
@@ -319,7 +319,7 @@ class Survey:
 
 
 def _is_attained(state: KnobReading, target: Value) -> bool:
-    """True if the group has its target CPUs, so that its descendants need no look."""
+    """True if the group has its target CPUs, so that its descendants need no check."""
     try:
         return isinstance(target, CpuSet) and CpuSet.parse(state.files[0].now) == attainable(state, target)
     except ParseError:

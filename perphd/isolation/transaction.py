@@ -1,4 +1,4 @@
-"""Writes of files, as one transaction: record originals, then write each file and read it back.
+"""Writes files as one transaction: records originals, then writes each file and reads it back.
 
 ``engine`` makes the writes in order and rolls all of them back at the first failure.
 """
@@ -98,7 +98,7 @@ class Transaction:
         return _too_slow(write, self._deadline_s)
 
     def failed(self, write: Write, error: KernelError) -> bool:
-        """Forget the texts read back, which the rollback changes. All files are one scope, so nothing is left."""
+        """Forget the texts read back, which the rollback changes. False: all files are one scope, so none is left."""
         self.result.texts.clear()
         return False
 

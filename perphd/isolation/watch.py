@@ -1,4 +1,4 @@
-"""Conflicts with other writers, and waits while the journal cannot be written."""
+"""Tracks conflicts with other writers, and delays writes while the journal cannot be written."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from perphd.isolation.knob_states import KnobStates
 from perphd.isolation.planner import FileState
 
 ADOPT_S: Final = 60.0
-"""Least time between two changes of a knob by its owner that both become the original without a conflict. kubelet's own
-reconciliation, with which perphd would compete, comes at least once a minute.
+"""Minimum time in seconds between two changes of a knob by its owner that both become the original without a
+conflict. kubelet's own reconciliation, with which perphd would compete, comes at least once a minute.
 """
 RETRY: Final = BackoffRule(2.0, 60.0)
 """Backoff of retries, in seconds."""
@@ -58,8 +58,8 @@ class ConflictWatch:
         """Compare the texts of a knob's files with the expected ones; a foreign change is a conflict, counted once.
 
         ``around``: the parent's list, for cgroup v1, where the kernel removes offline CPUs from lists. ``owner_s``: the
-        time now, if the cgroup has an owner that may set new values (kubelet resizes pods); a new value is then no
-        conflict, unless it equals the original or comes soon after another one.
+        time now, if the cgroup has an owner that may set new values (kubelet resizes pods); a new value is
+        then not a conflict, unless it equals the original or comes soon after another one.
         """
         conflict: tuple[FileState, str] | None = None
         for file in files:

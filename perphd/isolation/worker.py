@@ -80,7 +80,9 @@ def _stuck() -> Busy:
 
 
 PATIENCE_S: Final = 0.5
-"""Longest wait of a tick for group writes, which take milliseconds. Slower writes continue in the background."""
+"""Maximum wait of a tick, in seconds, for group writes, which take milliseconds. Slower ones continue in the
+background.
+"""
 _POLL_S: Final = 0.05
 
 

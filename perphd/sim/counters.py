@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Process:
-    """A process with its threads (the first thread id is the pid). Waiting and running times are shared evenly."""
+    """A process with its threads (the first thread id is the pid), which share its times evenly."""
 
     pid: int
     tids: tuple[int, ...]

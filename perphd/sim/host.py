@@ -41,8 +41,8 @@ __all__ = ["Arrival", "WorkChange", "Departure", "Event", "LoadChange", "SimHost
 
 OWN_CGROUP: Final = "/system.slice/perphd.service"
 _LATENCY_NOISE: Final = 0.06
-_BACKLOG: Final = 200.0  # requests that may wait in an application, which refuses more;
-_BACKLOG_S: Final = 2.0  # or this many seconds of its load, if that is more
+_BACKLOG: Final = 200.0  # requests that may wait in an application before it refuses more
+_BACKLOG_S: Final = 2.0  # seconds of load that may wait there, if that is more requests
 
 
 class SimHost:

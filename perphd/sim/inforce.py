@@ -1,4 +1,4 @@
-"""Settings in force for every running workload, read from the kernel's files in the node model's form."""
+"""Reads the settings in force for every running workload from the kernel's files, in the node model's form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
 
 WAKER_BONUS: Final = 1.5
-"""Scheduling bonus, in shares, of threads that sleep between bursts: EEVDF and CFS owe them time."""
+"""Factor on the scheduling weight of threads that sleep between bursts (LRAs): EEVDF and CFS owe them time."""
 _THREAD_WEIGHT: Final = 100.0
 _MIB: Final = 1 << 20
 
@@ -166,7 +166,7 @@ def _flat_weights(ways: Sequence[_Way], bonus: Sequence[float]) -> list[float]:
             ends = [index for index in group if depth == len(ways[index]) - 1]
             if len(group) == 1:
                 flat[group[0]] = part
-            elif ends:  # processes in the same group share it
+            elif ends:  # workloads in the same group share its part
                 for index in group:
                     flat[index] = part / len(group)
             else:

@@ -1,4 +1,4 @@
-"""The simulated machine's files in /proc and /sys outside the cgroup tree."""
+"""Writes the simulated machine's files in /proc and /sys outside the cgroup tree."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from perphd.sim.kernel.cgroup2 import SimCgroup
 from perphd.sim.kernel.formats import COUNTER_MAX_PAGES, PAGE
 from perphd.sim.node.workload import MemoryUse, NodeWorkload
 
-_FILL_BYTES_PER_S: Final = 400e6  # a disk read at full speed
+_FILL_BYTES_PER_S: Final = 400e6  # speed of a disk from which the page cache fills
 _ALLOCATE_BYTES_PER_S: Final = 2e9
-_RESERVE: Final = 0.03  # of the host's memory, for the kernel
+_RESERVE: Final = 0.03  # share of the host's memory that the kernel uses
 _UNLIMITED: Final = float(COUNTER_MAX_PAGES * PAGE)
 
 

@@ -1,5 +1,4 @@
-"""Workloads of the simulated host with their cgroups: their demands. The physics derives performance from
-them.
+"""Workloads of the simulated host: their cgroups and demands, from which the physics derives performance.
 
 ``Placed`` puts any workload of the node model into a cgroup, archetypes by name through ``placed``; ``Lra`` and
 ``Batch`` describe simple ones in a few numbers.
@@ -19,7 +18,7 @@ _REFS_PKI: Final = 10.0
 _NEIGHBOUR_COST: Final = 0.34
 _SPREAD_OPEN: Final = 0.50
 _SPREAD_CLOSED: Final = 0.34
-_BATCH_PAGES_PER_S: Final = 2000.0  # of its cache that a batch job touches per second
+_BATCH_PAGES_PER_S: Final = 2000.0  # pages of its cache that a batch job touches per second of work
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class Lra:
             raise ValueError(f"{self.name}: give either clients (closed loop) or rate_per_s (open loop)")
 
     def on(self, ghz: float) -> NodeWorkload:
-        """The same for the node model, on CPUs of this clock rate."""
+        """The same workload for the node model, on CPUs of this clock rate."""
         return NodeWorkload(
             name=self.name,
             code=Code(
@@ -91,7 +90,7 @@ class Batch:
     ipc: float = 2.0
 
     def on(self, ghz: float) -> NodeWorkload:
-        """The same for the node model, on CPUs of this clock rate."""
+        """The same workload for the node model, on CPUs of this clock rate."""
         pages = _BATCH_PAGES_PER_S / self.work_per_core_s if self.cache_bytes else 0.0
         return NodeWorkload(
             name=self.name,

@@ -136,7 +136,7 @@ def test_values_that_cannot_be_are_skipped_with_a_reason_and_the_rest_goes_on() 
     )
     assert [write.value for write in changes.writes] == ["4096"]
     assert [left.knob for left in changes.skipped] == ["cpus", "cpus", "cpu_max_cores"]
-    assert changes.skipped[0].reason == "none of the CPUs 5 is among 0-1, all that /cg has"
+    assert changes.skipped[0].reason == "none of the CPUs 5 is among 0-1, the only ones that /cg has"
 
 
 def test_v1_takes_only_what_the_parent_has() -> None:
@@ -161,7 +161,7 @@ def test_cpus_that_the_operator_pinned_elsewhere_are_left_alone_with_the_reason(
     changes = plan([Wanted(batch, target)])
     assert not changes
     assert changes.skipped == (
-        NotEnforceable("w", "cpus", "the operator pinned it to 0-3, which shares none of 4-7"),
+        NotEnforceable("w", "cpus", "the operator pinned it to 0-3, which has none of 4-7"),
     )
     held = state("cpus", version, around="0-7", cpuset__cpus=("0-1", "0-3"))
     assert steps(Wanted(held, target)) == [("w/cpuset.cpus", "0-3", Stage.GROW)], (

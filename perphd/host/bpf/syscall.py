@@ -75,10 +75,10 @@ class AttachedProgram:
 
 
 def call(command: Command, attributes: bytes) -> int:
-    """The system call itself.
+    """Call bpf(2).
 
     Raises:
-        OSError: the kernel's answer.
+        OSError: the kernel refuses the call.
         Unsupported: the call's number on this architecture is unknown.
     """
     return _call(command, ctypes.create_string_buffer(attributes, len(attributes)))

@@ -1,4 +1,4 @@
-"""Probes of enforcement: control groups, their controllers, and the permission to write them."""
+"""Probes whether this host can enforce settings: control groups, controllers, and the permission to write them."""
 
 from __future__ import annotations
 

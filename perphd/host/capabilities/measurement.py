@@ -1,4 +1,4 @@
-"""Probes of measurement per workload: stall times, performance events, run-queue delay."""
+"""Probes whether this host can measure workloads: stall times, performance events, run-queue delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probe of traffic classes: BPF programs at control groups, and access to tc."""
+"""Probes whether network traffic can be classed: BPF programs attached to control groups, and access to tc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of Intel RDT / AMD QoS through resctrl: allocation and monitoring of cache and bandwidth.
+"""Probes whether resctrl offers Intel RDT or AMD QoS: allocation and monitoring of cache and bandwidth.
 
 Read-only; the interface itself is the package ``rdt``. See Documentation/filesystems/resctrl.rst.
 """
@@ -103,7 +103,7 @@ def _offered(fs: KernelFs, feature: _Feature, path: str, info: str) -> Capabilit
     value = " ".join(text_or_empty(fs, path).split())
     if feature.name == "resctrl.mba" and "mba_MBps" in _options(fs):
         detail = "mounted with mba_MBps: limits are in MB/s, but perphd sets percentages"
-        remedy = f"umount /sys/fs/resctrl (which ends all groups of all programs), then {_MOUNT_COMMAND}"
+        remedy = f"umount /sys/fs/resctrl (which removes all groups of all programs), then {_MOUNT_COMMAND}"
         return Capability(feature.name, feature.area, False, detail, feature.cost, remedy)
     detail = f"{info}: {value}"
     if "DATA" in info:

@@ -1,4 +1,4 @@
-"""Probes of resctrl's counters per workload: cache occupancy (CMT) and memory bandwidth (MBM)."""
+"""Probes whether resctrl can count per workload: cache occupancy (CMT) and memory bandwidth (MBM)."""
 
 from __future__ import annotations
 

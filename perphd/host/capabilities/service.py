@@ -1,4 +1,4 @@
-"""Probes of the daemon's surroundings: kernel release, service manager, log, limits."""
+"""Probes the daemon's surroundings: kernel release, service manager, log, limits."""
 
 from __future__ import annotations
 

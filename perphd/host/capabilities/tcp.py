@@ -1,4 +1,4 @@
-"""Probe of passive latency measurement at control groups (the SLI source tcp)."""
+"""Probes whether this host can measure TCP latency passively per control group (the SLI source tcp)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TcpProbe = Callable[[], str]
 """Returns the reason why the programs cannot be loaded; empty if they can."""
 
 _NEEDS: Final = (5, 7)
-_COST: Final = 'no rate and latency by source = "tcp"; the other sources of [lra.sli] remain'
+_COST: Final = 'no request rate or latency from source = "tcp"; the other sources of [lra.sli] remain'
 
 
 def tcp_refusal() -> str:

@@ -87,7 +87,7 @@ class Cgroups:
         self._weight_files: dict[str, str] = {}
 
     def look_at_disks(self) -> None:
-        """Discard the cached I/O schedulers of disks, which are otherwise read once for all groups."""
+        """Discard the cached choice of ``io_weight_file``, which is otherwise made once for all groups."""
         self._weight_files.clear()
 
     def group(self, path: str) -> Cgroup:
@@ -223,7 +223,7 @@ class Cgroup:
 
 
 def _has_controller(fs: KernelFs, directory: str, controller: str) -> bool:
-    """True if this v2 group has the controller; a file that is missing all the same is one that the kernel lacks."""
+    """True if the controller is enabled for this v2 group. A file that is still missing is not in this kernel."""
     if controller == "freezer":
         return True  # part of the core, not a controller
     try:
@@ -255,7 +255,8 @@ def io_weight_file(fs: KernelFs, hierarchy: Hierarchy) -> str:
 def encode(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
     """Texts by path for one setting. ``now``: present texts of the knob's files. ``target`` must not be KEEP.
 
-    For IDLE only ``cpu.idle`` is written, because the weight then follows automatically.
+    For IDLE only ``cpu.idle`` is written, because the kernel then sets the weight. Without that file, the
+    lowest weight is written.
 
     Raises:
         ParseError: a value that the kernel would refuse or misinterpret.

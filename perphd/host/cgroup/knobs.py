@@ -122,7 +122,7 @@ FOLLOWERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 """Written file -> files that the kernel then sets by itself, with the values that it chooses."""
 
 EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus", "cpuset.mems"})
-"""Files for which an empty line means "no own value". In other files it is destructive (memory.max becomes 0)."""
+"""Files in which an empty line means "no value of its own". Elsewhere it is destructive (memory.max becomes 0)."""
 
 MAX_LATENCY_US: Final = 60_000_000
 MIN_EGRESS_BYTES: Final = 10_000
@@ -300,7 +300,7 @@ def cpu_max_text(cores: float, now: str) -> str:
 
 
 def memory_text(limit: Limit) -> str:
-    """Text for ``memory.low`` and ``memory.high``: whole pages, or ``max``.
+    """Text for a memory file: a size in whole pages, or ``max``.
 
     Raises:
         ParseError: negative, or more than 2**62.
@@ -343,7 +343,7 @@ def _same_size(wanted: str, read: str) -> bool:
 def magnitude(path: str, text: str) -> float:
     """The amount that this text grants, to distinguish shrinking from growing.
 
-    ``inf``: no limit; 0: the text is no number.
+    ``inf``: no limit; 0: the text is not a number.
     """
     words = text.split()
     try:
@@ -360,7 +360,7 @@ def magnitude(path: str, text: str) -> float:
 
 
 def decode(setting: str, version: int, texts: Mapping[str, str]) -> Value:
-    """The value for these texts (file name -> text); KEEP if they are invalid or show no own limit."""
+    """The value for these texts (file name -> text); KEEP if they are invalid or set no limit."""
     files = FILES[setting, version]
     lead = texts.get(files[0], "")
     try:

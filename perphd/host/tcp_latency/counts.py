@@ -1,4 +1,4 @@
-"""Counts of the BPF programs at one moment, and differences of two moments."""
+"""Counts of the BPF programs at one moment, and differences between two moments."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _bounds_ms() -> npt.NDArray[np.float64]:
 
 
 def percentile_ms(histogram: Histogram, share: float) -> Reading:
-    """The time in ms below which this share of the requests lies, interpolated within its bucket."""
+    """The time in ms within which this share of the requests was answered, interpolated; Unavailable if none was."""
     import numpy as np
 
     upto = np.cumsum(histogram, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Choice of the control group and ports at which a workload's connections can be observed.
+"""Chooses the control group and ports at which a workload's connections can be observed.
 
 A socket belongs to the group in which it was created, and an accepted one to its listener's group, even if
 processes move later. A workload's own group therefore sees its connections only if its listener was created

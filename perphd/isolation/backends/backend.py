@@ -26,5 +26,5 @@ class Backend:
         return False
 
     def tidy(self, path: str) -> str:
-        """Remove helper objects of the setting once its value is restored; returns why some of them remain."""
+        """Remove helper objects of a restored setting; returns why some of them remain, empty if none does."""
         return ""

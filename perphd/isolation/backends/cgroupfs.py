@@ -1,4 +1,4 @@
-"""Cgroup files: writes one value and compares values read back.
+"""Writes one value to a cgroup file, and compares values read back.
 
 Needs neither journal nor daemon, so enforcing and restoring use the same rules. Units and traffic classes are read and
 written by the same functions; ``perphd.isolation.backends`` covers the differences.

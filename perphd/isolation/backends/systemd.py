@@ -20,11 +20,11 @@ class SystemdUnits(Backend):
         return self._fs.outlives(path)
 
     def restore_absent(self, path: str, text: str) -> bool:
-        """Restore the properties of a unit that is not running."""
+        """Restore the properties of a unit that is not running; False if it has a cgroup."""
         return self._fs.give_back_absent(path, text)
 
     def tidy(self, path: str) -> str:
-        """Remove perphd's drop-ins, which would override later edits of the unit's file."""
+        """Empty perphd's drop-ins, which would override later edits of the unit's file."""
         return self._fs.given_back(path)
 
 

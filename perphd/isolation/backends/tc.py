@@ -1,4 +1,4 @@
-"""Traffic classes: a device may refuse them temporarily, and each class has its own qdisc and program."""
+"""Traffic classes: a device may refuse them temporarily, and they need a qdisc and BPF programs."""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ class Application:
 
     @property
     def work(self) -> float:
-        """Unit seconds."""
+        """Its work in unit seconds."""
         return self.run_s * (self.core + self.elastic)
 
 
 class Order(Enum):
-    """The order of the queue."""
+    """The order of the queue; see ``key``."""
 
     FIFO = "FIFO"
     SJF = "SJF"

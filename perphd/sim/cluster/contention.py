@@ -88,10 +88,10 @@ class Balance:
 class Conditions:
     """Every pod's state after an evaluation.
 
-    ``cores``: CPUs in use; ``rate``: operations per second; ``stall``: share of the time in which the pod
-    waits for a CPU (PSI, some); ``p50_s``, ``p95_s``: latencies of a service's requests; ``lag``: share of an
-    open loop's requests that is not served; ``bandwidth``: bytes per second to and from memory; ``wanted``:
-    CPUs that the pod would use alone on a node.
+    ``cores``: CPUs in use; ``rate``: operations per second; ``service_s``: CPU time of one operation;
+    ``stall``: share of the time in which the pod waits for a CPU (PSI, some); ``p50_s``, ``p95_s``: latencies
+    of a service's requests; ``lag``: share of an open loop's requests that is not served; ``bandwidth``:
+    bytes per second to and from memory; ``wanted``: CPUs that the pod would use alone on a node.
     """
 
     cores: Floats

@@ -1,4 +1,4 @@
-"""The state of a fleet simulator's run between two cycles, and calculations of the simulator without state."""
+"""The state of a fleet simulator's run between two cycles, and its stateless calculations."""
 
 from __future__ import annotations
 

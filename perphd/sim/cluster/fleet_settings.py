@@ -20,12 +20,12 @@ KNOWN_ROUNDS: Final = 3
 class FleetSettings:
     """Settings of a run. ``schedulers``: number of schedulers that decide at once. ``learn``: collect samples
     for ``Learned``. ``placed``: pods submitted at 0 are already running, distributed over the nodes in turn.
-    ``agents``: judge services beside the same node without batch, and act on nodes if they are active;
+    ``agents``: judge services against the same node without batch, and act on nodes if they are active;
     None: ``targets.late_services``. ``rounds``: rounds of the node model per tick. ``together``: places up to
     ``group`` waiting services at once, in place of the policy. ``copper``: batch is placed by the nodes'
-    offers to copper, in place of the policy. ``pairing``: computes the sums of Optum's least pairs; None: the
-    product's own. ``batch_limit``: batch starts only on nodes whose use leaves room for its request within this
-    share of the CPUs; a pod counts at its request until its use is measured.
+    offers to copper, in place of the policy. ``pairing``: computes the least sum over Optum's pairings of
+    pods; None: the product's own. ``batch_limit``: batch starts only on nodes whose use leaves room for its
+    request within this share of the CPUs; a pod counts at its request until its use is measured.
     """
 
     placement: PlacementSettings

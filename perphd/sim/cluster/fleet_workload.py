@@ -51,9 +51,9 @@ _LEVELS: Final = 4096
 class FleetPod:
     """A pod to be scheduled.
 
-    ``type``: index into the workload's types. ``cores``, ``memory_bytes``: requests. ``used_ratio``: mean CPU use over
-    the request. ``memory_ratio``: memory use over the request. ``work_cpu_s``: CPU time on an idle node after
-    which the pod ends; infinite for a service.
+    ``type``: index into the workload's types. ``cores``, ``memory_bytes``: requests. ``used_ratio``: mean CPU
+    use as a share of the request. ``memory_ratio``: memory use as a share of the request. ``work_cpu_s``: CPU
+    time on an idle node after which the pod ends; infinite for a service.
     """
 
     name: str
@@ -131,7 +131,7 @@ class FleetShape:
 def drawn(shape: FleetShape, seed: int, machine: Machine = FLEET_NODE, day: int = 0) -> FleetWorkload:
     """Draw services that are all present at the start, and batch that arrives over time.
 
-    Workloads with one seed have the same applications; a different ``day`` gives different pods of them.
+    Workloads with the same seed have the same applications; a different ``day`` gives different pods of them.
     """
     rng = np.random.default_rng([seed, 1])
     types = [service_type(rng, f"s{n}", machine) for n in range(shape.services)]

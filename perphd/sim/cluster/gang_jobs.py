@@ -64,9 +64,8 @@ class GangWork:
     """A job of ``tasks`` equal tasks that start together, with its true figures.
 
     ``run_s``: run time with all the CPUs that the job wants. ``cores``, ``memory_bytes``: mean use of one
-    task. ``requested_cores``,
-    ``requested_bytes``: requests of one task, as its user states them. ``deadline_s``: latest time of
-    completion; None: best effort.
+    task. ``requested_cores``, ``requested_bytes``: requests of one task, as its user states them.
+    ``deadline_s``: latest time of completion; None: best effort.
     """
 
     number: int

@@ -1,9 +1,8 @@
-"""Learn applications' profiles for the policies from samples of a simulated fleet (Optum's offline
-profilers).
+"""Learns applications' profiles for the policies from samples of a simulated fleet (Optum's offline profilers).
 
 Every sample of all pods contributes the greatest use of each pair of applications on one host (Eq. 4, 5),
 interference as a function of the host's CPU utilisation (the mean of each tenth; Eq. 1 with a table in place
-of a forest), and the ratio of use to request. A table never falls with utilisation. For a tenth that an
+of a forest), and the ratio of use to request. Values in a table never decrease with utilisation. For a tenth that an
 application has not seen, the fleet's mean there counts.
 """
 
@@ -35,7 +34,7 @@ class Learned:
     laws: Mapping[str, Floats] = field(default_factory=dict)
 
     def p99(self, application: str) -> float:
-        """99th percentile of use over request; 1 for an unknown application."""
+        """99th percentile of the ratio of use to request; 1 for an unknown application."""
         law = self.laws.get(application)
         return float(np.percentile(law, 99)) if law is not None else 1.0
 
@@ -55,7 +54,7 @@ class Learner:
         self, node: Places, app: Places, request: Floats, used: Floats, suffered: Floats, host_ratio: Floats,
         memory_ratio: Floats,
     ) -> None:  # fmt: skip
-        """Record one instant of all pods. ``suffered``: PSI of a service, slowdown of batch over ``BATCH_BASE``."""
+        """Record one instant of all pods. ``suffered``: a service's PSI; ``BATCH_BASE`` times batch's slowdown."""
         ratio = used / request
         place = np.minimum((host_ratio * (CPU_STEPS - 1) + 0.5).astype(np.intp), CPU_STEPS - 1)
         np.add.at(self._sums, (app, place), suffered)

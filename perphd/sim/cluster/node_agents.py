@@ -1,4 +1,4 @@
-"""Effect of perphd on the batch of every node of a simulated fleet: a cheap model of the state in which its
+"""Estimates perphd's effect on batch on every node of a simulated fleet, by a cheap model of the state on which its
 controller settles.
 
 Problem. The controller (``perphd.admission``) takes seconds of CPU time for minutes of one detailed node. A
@@ -12,7 +12,8 @@ settled state on all nodes at once:
     target    p95 <= (1 + delay tolerance) p95',   rate >= (1 - tolerance) rate'      ': same node and load, no batch
     cores     of each LRA: CPU use' / u, in whole cores, with the greatest u of ``UTILISATIONS`` at which the LRA
               keeps its target; the smallest u if there is none
-    memory    the first of ``MEMORY`` with which all LRAs keep their targets; otherwise that with the best worst score
+    memory    the first of ``MEMORY`` with which all LRAs keep their targets; otherwise the one whose worst
+              score is best
 
 The real controller needs time to find these settings, and makes errors. ``tools.bench.fleet.agents`` compares
 this model with the controller on the detailed node, states the errors, and gives ``MISSED_RATIO`` and
@@ -112,7 +113,7 @@ class NodeAgents:
         self, model: NodeModel, node: Places, kind: Places, load: Floats, weight: Floats, balance: Balance,
         undisturbed: Conditions,
     ) -> Held:  # fmt: skip
-        """The settings in which each node's agent settles.
+        """The settings on which each node's agent settles.
 
         Args:
             model: the model of the nodes.

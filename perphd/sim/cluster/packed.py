@@ -5,10 +5,11 @@ proportion to requests, so a task on a full machine takes longer; memory beyond 
 machine evicts jobs in the order of ``perphd.batch.sharing.evicted``, best effort first. An evicted or
 preempted job loses its work and waits again.
 
-Every 15 s in which something changed, ``perphd.cluster.scheduling.distribution`` names the next waiting job and
-its machines (``placeable``, ``most_valuable``), until no job can be placed. Without over-estimate handling, a job whose
-estimates say that it cannot meet its deadline is not tried before the deadline has passed. If a job with a
-deadline finds no room, best-effort jobs give way. The job that uses most beyond its request goes first.
+Every 15 s if something changed, else every 60 s, ``perphd.cluster.scheduling.distribution`` names the next
+waiting job and its machines (``placeable``, ``most_valuable``), until no job can be placed. Without
+over-estimate handling, a job whose estimates say that it cannot meet its deadline is not tried before the
+deadline has passed. If a job with a deadline finds no room, best-effort jobs give way. The job that uses most
+beyond its request goes first.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ _BASELINES: Final = (*_ACTUAL, PackedPolicy.POINT, PackedPolicy.POINT_MAX, Packe
 
 @dataclass(slots=True)
 class PackedOutcome:
-    """Result of one run. Goodput counts jobs that ended by ``until_s``; jobs with a deadline count only if
-    they met it.
+    """Result of one run. Goodput counts best-effort jobs that ended by ``until_s``, and jobs that met their
+    deadline.
     """
 
     deadlines: int = 0
@@ -116,7 +117,7 @@ class _Running:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sum:
-    """Use of a machine's jobs up to ``last``, a job's pod and its number of tasks there: CPUs and memory."""
+    """Distributions of a machine's use (CPUs, memory) by its jobs up to ``last``: a job's pod, and its tasks there."""
 
     last: tuple[Pod, int]
     totals: tuple[GridDistribution, GridDistribution]
@@ -139,12 +140,12 @@ class PastUse:
             records[place] = completed(records[place], value)
 
     def point(self, kind: int, place: int) -> float:
-        """The best estimator's estimate."""
+        """The kind's estimate by its best estimator. ``place``: 0: CPUs, 1: memory, 2: CPU time."""
         record = self._records[kind][place]
         return estimate(record, best_estimator(record)[0])
 
     def law(self, kind: int, place: int) -> dict[float, float]:
-        """Equally likely outcomes."""
+        """The kind's distribution as equally likely values. ``place``: see ``point``."""
         levels = (np.arange(OUTCOMES) + 0.5) / OUTCOMES
         return _law(quantiles(self._records[kind][place].distribution, levels).tolist())
 
@@ -414,7 +415,7 @@ class PackedCluster:
         return changed
 
     def _look(self, number: int, use: tuple[float, float], cores: float, now_s: float) -> bool:
-        """Replace a prediction that the job has exceeded throughout."""
+        """Replace a prediction that the job's use has exceeded ever since its start."""
         run = self._running[number]
         run.least_cores, run.least_memory = min(run.least_cores, cores), min(run.least_memory, use[1])
         if now_s - run.started_s < OBSERVED_S:

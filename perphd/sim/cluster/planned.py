@@ -8,8 +8,8 @@ at least every ``replan_s``, a policy decides about the waiting and running jobs
     priority    jobs with deadlines before the others, by arrival; best effort gives way, youngest first (Borg-like)
 
 Policies differ in their knowledge of run times, and in the deadlines that they doubt. A preempted job loses
-its work. A job whose deadline has passed counts as best effort, except for the priority policy, which knows
-no deadlines.
+its work. A job whose deadline has passed counts as best effort, except for the priority policy, which ignores
+the time of a deadline.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class PlannedSettings:
 
 @dataclass(slots=True)
 class PlannedOutcome:
-    """Result of one run. Goodput counts jobs that ended by ``until_s``; jobs with a deadline count only if
-    they met it.
+    """Result of one run. Goodput counts best-effort jobs that ended by ``until_s``, and jobs that met their
+    deadline.
     """
 
     deadlines: int = 0

@@ -82,7 +82,12 @@ class ShapedApplication:
 
 @dataclass(frozen=True, slots=True)
 class ShapedRun:
-    """Averages of one run. ``slack_ratio``: unused share of the held memory."""
+    """Results of one run.
+
+    ``turnaround_s``: seconds from submission to end, by application. ``slack_ratio``: unused share of the
+    held memory. ``crashed_ratio``: share of the applications that crashed. ``allocated_ratio``: share of the
+    hosts' memory that was held.
+    """
 
     turnaround_s: tuple[float, ...]
     slack_ratio: float

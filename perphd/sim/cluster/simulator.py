@@ -3,8 +3,8 @@
 Every ``cycle_s``, schedulers decide with ``perphd.cluster.scheduling.placement`` from the state that nodes
 published. Nodes whose pods changed get new conditions in the same cycle; all nodes get them every ``tick_s``,
 when loads have changed. Between the evaluations of a node its batch progresses at a constant rate. Cycles
-without a submission, an end or a tick are skipped. Between two cycles the simulator's state is
-whole, and a run can go on from a copy of it (``checkpoint``).
+without a submission, an end or a tick are skipped. Between two cycles the simulator's state is consistent, and
+a run can continue from a copy of it (``checkpoint``).
 
 Several schedulers decide on the same published state at once; conflicts follow Optum's rule (``placement.resolved``).
 """

@@ -11,8 +11,8 @@ application's start to its end; disk and network are shared. Time passes in samp
     Tetris     among applications whose peaks fit all four resources, the one best aligned with the free resources
     Prophet    ``perphd.batch.fairness.next_start`` by ``perphd.qos.availability``, from profiles with errors
 
-Back-off is ``perphd.qos.contention``, with one state per device: it has the daemon's inputs, and restricts
-the antagonists.
+Backoff is ``perphd.qos.contention``, with one state per device: it has the daemon's inputs, and restricts the
+antagonists.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CAPACITIES: Final[Mapping[str, float]] = {DISK: 330.0, NET: 160.0}
 CPUS: Final = 24.0
 MEMORY_GIB: Final = 32.0
 KAPPA: Final = 0.7
-"""Fitted to the published makespans before this simulator existed (reference); benchmarks also try 0.4 and 1.5."""
+"""Loss through contention, fitted to published makespans before this simulator existed; see ``StagedSettings``."""
 
 
 class StagedPolicy(StrEnum):
@@ -60,7 +60,7 @@ class StagedPolicy(StrEnum):
 class StagedSettings:
     """``backoff``: relieve contended devices. ``most_over``: Prophet's admission cap; infinite: none.
 
-    ``kappa``: loss of a device's throughput through contention.
+    ``kappa``: loss of a device's throughput through contention (see the module's docstring).
     """
 
     policy: StagedPolicy
@@ -89,7 +89,7 @@ class StagedApp:
     profile: tuple[AppStage, ...]
 
     def peak(self, device: str) -> float:
-        """The greatest profiled demand."""
+        """The largest profiled demand on a device, in MB/s."""
         return max(stage.demands.get(device, 0.0) for stage in self.profile)
 
 
@@ -103,10 +103,11 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class StagedOutcome:
-    """``makespan_s``: time to the last end. The others list, by application in order of submission, the time
-    in execution and to completion.
+    """``makespan_s``: time to the last end. ``execution_s``, ``completion_s``: seconds in execution and to
+    completion, by application in order of submission.
 
-    ``over_ratio``: share of busy time in which the demand on a device exceeded its capacity.
+    ``over_ratio``: share of busy time in which the demand on a device exceeded its capacity. ``restricted``:
+    rounds of backoff.
     """
 
     makespan_s: float
@@ -319,7 +320,7 @@ def ninety_applications(seed: int) -> list[StagedApp]:
     """Ten kinds by three numbers of cores by three sizes, submitted evenly over 20 minutes in random order.
 
     Published: kinds, cores, sizes, submissions, 0 to 300 MB/s of disk, 0 to 160 of network, errors of
-    profiles. Our own assumptions: lengths when alone (900 s for the greatest size with five cores) and stages
+    profiles. Our own assumptions: lengths when alone (900 s for the largest size with five cores) and stages
     (a quarter reads the input; two to six iterations of computing and of disk or network follow).
     """
     rng = np.random.default_rng([seed, 5])

@@ -29,7 +29,7 @@ CORES: Final = (0.05, 0.1, 0.3, 1.0, 2.0, 4.0, 4.8, 8.0, 16.0)
 MEMORY_GIB: Final = (0.1, 0.23, 0.8, 2.18, 6.11, 11.1, 15.7, 26.6, 122.0)
 TASKS: Final = (1.0, 1.0, 1.0, 1.0, 4.0, 30.0, 100.0, 500.0, 20010.0)
 """Quantiles over the jobs that were running when the trace began. The first column is our assumption: at most
-half of the fifth percentile.
+half of the fifth percentile, and one task.
 """
 CORES_TO_MEMORY: Final = 0.585
 TASKS_TO_MEMORY: Final = 0.13

@@ -17,7 +17,10 @@ _LOCK_POLL_S: Final = 0.01
 
 
 def walk(root: Directory, path: str) -> Node:
-    """The node at an absolute path; OSError: ENOENT, ENOTDIR."""
+    """The node at an absolute path.
+
+    OSError: ENOENT if a part does not exist, ENOTDIR if a part before the last is a file.
+    """
     node: Node = root
     for part in path.split("/"):
         if not part:
@@ -34,7 +37,7 @@ def walk(root: Directory, path: str) -> Node:
 def walk_to_parent(root: Directory, path: str) -> tuple[Directory, str]:
     """The directory that contains (or would contain) the last part of a path, and that part.
 
-    OSError: ENOENT, ENOTDIR.
+    OSError: for the parts before the last, ENOENT if one does not exist, ENOTDIR if one is a file.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     parent = walk(root, folder)
@@ -119,12 +122,14 @@ class RawFs:
         node.uid, node.gid = uid, gid
 
     def unlink(self, path: str) -> None:
-        """Always refused (EPERM; ENOENT, EISDIR): kernel files cannot be removed individually."""
+        """Always refused: EPERM, because kernel files cannot be removed individually; EISDIR for a directory,
+        ENOENT if it does not exist.
+        """
         self._file(path)
         raise refuse(errno.EPERM)
 
     def create(self, path: str) -> None:
-        """Always refused (EACCES; EEXIST): programs cannot create files in a kernel file system."""
+        """Always refused: EEXIST if the name exists, else EACCES: programs cannot create kernel files."""
         parent, name = walk_to_parent(self.root, path)
         raise refuse(errno.EEXIST if name in parent.children else errno.EACCES)
 

@@ -14,7 +14,7 @@ from perphd.sim.kernel.vfs import refuse
 
 PAGE = 4096
 COUNTER_MAX_PAGES = ((1 << 63) - 1) // PAGE
-"""The page counter's maximum, from which a limit reads ``max``."""
+"""The page counter's maximum; a limit of this size reads ``max``."""
 INT_MAX = (1 << 31) - 1
 
 _U64 = 1 << 64
@@ -61,7 +61,7 @@ def parse_int(data: bytes) -> int:
 
 
 def parse_switch(data: bytes, refusal: int) -> bool:
-    """A file that is 0 or 1, blanks allowed; ``refusal``: errno for any other number."""
+    """A switch, 0 or 1, blanks allowed; ``refusal``: errno for any other number."""
     value = parse_int(data)
     if value not in (0, 1):
         raise refuse(refusal)
@@ -69,7 +69,7 @@ def parse_switch(data: bytes, refusal: int) -> bool:
 
 
 def parse_count(data: bytes) -> int | None:
-    """A whole number from 0 to INT_MAX, or ``max`` (None): EINVAL for no number, ERANGE for one out of range."""
+    """A whole number from 0, below INT_MAX, or ``max`` (None): EINVAL for no number, ERANGE for one out of range."""
     if text_of(data) == "max":
         return None
     value = parse_int(data)
@@ -112,7 +112,7 @@ def parse_list(text: str, limit: int) -> CpuSet:
     """A CPU or node list as bitmap_parselist reads it: parts between commas or blanks, ``N`` for the last bit,
     ``all``, and ``FIRST-LAST:USED/GROUP`` (the first USED of every GROUP).
 
-    EINVAL for nonsense, ERANGE for numbers >= ``limit``.
+    EINVAL for other text, ERANGE for numbers >= ``limit``.
     """
     mask = 0
     for part in re.split(r"[,\s]+", text):

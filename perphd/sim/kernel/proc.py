@@ -1,4 +1,4 @@
-"""Files of /proc about the whole host: processor time, load, mounts, the boot.
+"""Adds the files of /proc about the whole host: processor time, load, mounts, the boot.
 
 Files that ``perphd.sim.machine`` has created are kept.
 """
@@ -114,7 +114,7 @@ def _idle_s(tree: CgroupTree, now_s: float) -> float:
 
 
 def _stat(tree: CgroupTree, now_s: float) -> str:
-    # The workloads' use, spread evenly: the model has no single CPUs.
+    # The workloads' use is spread evenly, because the model has no individual CPUs.
     count = len(tree.online)
     system = int(tree.root.cpu.system_s * _TICKS_PER_S)
     user = int(tree.root.cpu.usage_s * _TICKS_PER_S) - system

@@ -213,7 +213,11 @@ class Directory:
     # -- system calls ---------------------------------------------------------------------------------
 
     def mkdir(self, name: str) -> None:
-        """mkdir(2) here; OSError: EEXIST, EACCES, or the error of the object behind the directory."""
+        """mkdir(2) here.
+
+        OSError: EEXIST if the name exists, ENAMETOOLONG, EACCES without write permission, EPERM without
+        ``on_mkdir``, or the error of that hook.
+        """
         if name in self.children:
             raise refuse(errno.EEXIST)
         if len(name.encode()) > MAX_NAME_BYTES:
@@ -224,7 +228,11 @@ class Directory:
         self.on_mkdir(name)
 
     def rmdir(self, name: str) -> None:
-        """rmdir(2) of a directory here; OSError: ENOENT, ENOTDIR, EACCES, or the object's error."""
+        """rmdir(2) of a directory here.
+
+        OSError: ENOENT if the name does not exist, ENOTDIR for a file, EACCES without write permission, EPERM
+        without ``on_rmdir``, or the error of that hook.
+        """
         child = self._child(name)
         if not isinstance(child, Directory):
             raise refuse(errno.ENOTDIR)
@@ -234,7 +242,11 @@ class Directory:
         child.on_rmdir()
 
     def rename(self, name: str, to: Directory, new_name: str) -> None:
-        """rename(2) of an entry; OSError: EPERM unless the object allows it."""
+        """rename(2) of an entry.
+
+        OSError: ENOENT if the name does not exist, EACCES without write permission, EEXIST if the new name
+        exists, EPERM without ``on_rename``, or the error of that hook.
+        """
         child = self._child(name)
         self.check_access(2)
         to.check_access(2)

@@ -22,16 +22,17 @@ from perphd.sim.node.state import DRAIN_S, State
 _CHANNEL_DELAY: Final = 0.30
 _QUEUED_CYCLES: Final = 0.6
 _HIT_TRAFFIC: Final = 0.5
-"""Part of a cache hit's line that counts against a throttled core, because the delay acts between the core
-and the shared cache.
+"""Traffic of a hit in the shared cache under a core's bandwidth throttle, as a fraction of a cache line. The
+throttle acts between the core and the shared cache, so it delays hits too.
 """
-# Wake-up delay per request: ms when batch has the weight of a waking thread, and its growth with that weight.
+# Wake-up delay per request, in seconds, when batch has a waking thread's weight, and the exponent of its
+# growth with that weight.
 _WAKE_S: Final = 0.75e-3
 _WAKE_POWER: Final = 1.9
 _WAKE_FLOOR_S: Final = 0.12e-3  # the time to preempt even an idle-class task
 _WAKE_CEILING: Final = 6.0  # time slices end, so that a larger ratio adds no delay
-_STUCK_SPEED: Final = 0.15  # over its limit with nothing to reclaim
-_RUNNABLE_DAMPING: Final = 0.4  # close to saturation, a small change of the rate changes queues a lot
+_STUCK_SPEED: Final = 0.15  # relative speed of a workload over its memory limit that has nothing to reclaim
+_RUNNABLE_DAMPING: Final = 0.4  # close to saturation, a small change in the rate changes queues a lot
 _TINY: Final = 1e-12
 
 

@@ -1,4 +1,4 @@
-"""Division of the CPUs by the scheduler: weighted max-min fairness, restricted by cpusets, without waste.
+"""Divides the CPUs as the scheduler does: weighted max-min fairness, restricted by cpusets, without waste.
 
 In rounds, every claim asks for the CPU time that it lacks, first on CPUs without other claims, then on any
 CPU with free time; contended CPUs are divided by weight. A group's weight is spread over the CPUs that it

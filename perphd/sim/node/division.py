@@ -1,4 +1,4 @@
-"""Division of CPU time, and effects of neighbours on the same and adjacent CPUs on an LRA."""
+"""Divides CPU time, and computes how neighbours on the same and adjacent CPUs affect an LRA."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import Population
 from perphd.sim.node.state import DRAIN_S, State
 
-_WAKER_BONUS: Final = 1.5  # in shares, for threads that sleep between bursts
-_LRA_RIVAL: Final = 0.3  # share of the wake-up delay if the neighbour is an LRA, which soon sleeps again
+_WAKER_BONUS: Final = 1.5  # factor on the share of threads that sleep between bursts (LRAs)
+_LRA_RIVAL: Final = 0.3  # fraction of the wake-up delay if the neighbour is an LRA, which soon sleeps again
 _PLAIN_SIZE: Final = 40  # number of workloads x classes up to which plain numbers are faster than arrays
 _TINY: Final = 1e-12
 

@@ -28,7 +28,7 @@ class Steps:
             raise ValueError("steps must be in order of time")
 
     def at(self, now_s: float) -> float:
-        """The factor of the last step before this time."""
+        """The factor of the last step at or before this time."""
         index = bisect_right(self.steps, now_s, key=lambda step: step[0])
         return self.steps[index - 1][1] if index else 1.0
 

@@ -13,7 +13,7 @@ from perphd.sim.node.physics import PRESENT, Physics
 # 4 GB/s drew 13.6 GB/s: intel-cmt-cat issue 277) and where the steps bend (issues 69 and 115: 65-94 act like 90);
 # a straight line between these points is assumed.
 _MBA_BEND_PCT: Final = 60.0
-_MBA_FLOOR_SHARE: Final = 0.2  # of a core's full bandwidth, at 10 %
+_MBA_FLOOR_SHARE: Final = 0.2  # share of a core's full bandwidth at a throttle level of 10 %
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Machine:
         return self.core_bytes_per_s * (_MBA_FLOOR_SHARE + (1.0 - _MBA_FLOOR_SHARE) * rise)
 
     def topology(self) -> Topology:
-        """The topology in the form of the kernel's files, as a value."""
+        """The topology that would be read from the kernel's files."""
         per_socket = self.memory_bytes // self.sockets
         sockets = range(self.sockets)
         return Topology(

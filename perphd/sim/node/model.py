@@ -26,9 +26,9 @@ from perphd.sim.node.state import State, carried, started
 from perphd.sim.node.telling import outcomes
 from perphd.sim.node.workload import NodeWorkload
 
-_RESERVE: Final = 0.03  # of the host's memory, for the kernel
+_RESERVE: Final = 0.03  # share of the host's memory that the kernel uses
 _SETTLE_S: Final = 0.4  # private caches and load balancing follow a change within this time constant
-_ROUNDS: Final = 40  # maximum; few alternatives need more than six
+_ROUNDS: Final = 40  # maximum number of rounds; few alternatives need more than six
 _INNER: Final = 3
 _LEAP: Final = 0.04  # relative change of a rate in one pass above which more passes follow
 _CATCH_UP: Final = 3
@@ -176,7 +176,7 @@ class Node:
         return grants(self.machine, rows)
 
     def _remember(self, state: State, rows: Grants) -> None:
-        """Page cache in memory in a steady state, under the workload's own limits and the host's size."""
+        """Set the page cache held in a steady state, under the workload's own limits and the host's size."""
         people = self.people
         wanted = np.clip(rows.memory_bytes - people.anon, 0.0, people.cache)
         room = self.machine.memory_bytes * (1.0 - _RESERVE)

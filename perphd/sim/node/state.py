@@ -16,7 +16,7 @@ ARRAYS = (
     *("backlog", "resident", "service", "stalled"),
 )
 DRAIN_S = 0.25
-"""Time within which waiting requests are processed, if there is capacity."""
+"""Seconds within which waiting requests are processed, if there is capacity."""
 _SHARED = frozenset({"channels", "disk", "link"})  # fields of the node, not of a workload
 
 

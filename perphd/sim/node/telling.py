@@ -1,4 +1,4 @@
-"""Outcomes from the balance: latencies, pressure and counters of the same state."""
+"""Computes outcomes from the balance: latencies, pressure and counters of the same state."""
 
 from __future__ import annotations
 

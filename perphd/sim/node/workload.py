@@ -55,9 +55,10 @@ class Requests:
     CPU time lost if many more threads want to run than there are CPUs. ``mix_cost``: CPU time added by neighbours that
     run on the same CPUs between its own bursts (private caches), ``mix_relief`` of it saved when they are
     equals with long slices; ``neighbour_cost``: CPU time added by neighbours on other CPUs of the same
-    last-level cache, in addition to the cache model. ``spread``: standard deviation of the logarithm of
-    undisturbed latencies. ``bursts``: (1 + cv^2) / 2 of arrivals and service. ``queue_limit``: requests of an open
-    loop that may wait; its clients send no more until some are answered (0: as many as arrive in two seconds).
+    last-level cache, in addition to the cache model. These five costs are relative to a request's undisturbed
+    CPU time. ``spread``: standard deviation of the logarithm of undisturbed latencies. ``bursts``: (1 + cv^2) / 2
+    of arrivals and service. ``queue_limit``: requests of an open loop that may wait; its clients send no more
+    until some are answered (0: as many as arrive in two seconds).
     """
 
     clients: int | None = None

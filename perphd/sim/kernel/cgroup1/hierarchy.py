@@ -166,7 +166,11 @@ class V1Hierarchy:
         return found
 
     def move(self, tid: int, to: V1Group) -> None:
-        """Move the process of a thread. OSError: EINVAL, ESRCH, and errors of the controllers."""
+        """Move the process of a thread.
+
+        OSError: EINVAL for a kernel thread, ESRCH if there is no such thread, or an error of
+        ``check_tasks``.
+        """
         if tid in self.tree.kernel_pids:
             raise refuse(errno.EINVAL)
         process = next((p for p in self.tree.root.all_processes() if tid in p.tids), None)

@@ -76,7 +76,7 @@ class CoreFiles:
         """The writer of one open file, which accepts one trigger."""
         newer, privileged = self._group.tree.kernel.is_6_12, caller_uid.get() == 0
         least_us = 0 if newer and privileged else 500_000
-        multiple_us = 2_000_000 if newer and not privileged else 1  # without CAP_SYS_RESOURCE, since 6.5
+        multiple_us = 2_000_000 if newer and not privileged else 1  # without CAP_SYS_RESOURCE, since 6.4
         armed = False
 
         def write(data: bytes) -> None:

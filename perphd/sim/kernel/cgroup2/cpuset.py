@@ -213,7 +213,7 @@ class Cpuset:
     # -- effective CPUs -------------------------------------------------------------------------------
 
     def online_changed(self) -> None:
-        """After CPU hotplug (called on the root's): update all effective lists."""
+        """Update all effective lists after CPU hotplug; called on the root's cpuset."""
         self.effective = self._machine.online - self.taken
         self._refresh_below()
 

@@ -37,7 +37,7 @@ _LIMITS: Final = ("min", "low", "high", "max", "swap.high", "swap.max", "zswap.m
 
 
 class PeakCounters(MemoryCounters):
-    """Counters that record the greatest charge."""
+    """Counters that also record the peak of the charged memory."""
 
     __slots__ = ("peak_bytes",)
 

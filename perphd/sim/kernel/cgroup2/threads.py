@@ -1,4 +1,4 @@
-"""Types of groups: which may contain processes, and which single threads.
+"""Types of groups: which may contain processes, and which individual threads.
 
 Source: Documentation/admin-guide/cgroup-v2.rst, "Threads" and "No Internal Process Constraint".
 """
@@ -41,7 +41,7 @@ def is_thread_root(group: SimCgroup) -> bool:
 
 
 def can_be_thread_root(group: SimCgroup) -> bool:
-    """True if no descendant is a domain group."""
+    """True for a domain that enables no domain controller for its children, none of which is a populated domain."""
     if group.parent is None:
         return True
     if group.threaded or group.subtree_control - THREADED:
@@ -73,7 +73,8 @@ def make_threaded(group: SimCgroup) -> None:
 def check_move_into(group: SimCgroup) -> None:
     """Check whether tasks may be moved here.
 
-    OSError: EOPNOTSUPP (no valid domain), EBUSY (children have controllers).
+    OSError: EOPNOTSUPP if the group's domain is invalid, EBUSY if the group enables controllers for its
+    children.
     """
     if not is_valid_domain(domain_of(group)):
         raise refuse(errno.EOPNOTSUPP)
@@ -84,7 +85,11 @@ def check_move_into(group: SimCgroup) -> None:
 
 
 def check_enable(group: SimCgroup, controllers: set[str]) -> None:
-    """Check whether these controllers may be enabled for the children; OSError: EOPNOTSUPP, EBUSY."""
+    """Check whether these controllers may be enabled for the children.
+
+    OSError: EOPNOTSUPP if the domain is invalid, or for a domain controller in a threaded subtree; EBUSY if
+    the group has processes.
+    """
     if not controllers or group.parent is None:
         return
     if not is_valid_domain(domain_of(group)):

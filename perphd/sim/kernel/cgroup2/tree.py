@@ -102,7 +102,11 @@ class CgroupTree:
         ]
 
     def move(self, pid: int, to: SimCgroup) -> None:
-        """Move a process. OSError: EINVAL, ESRCH, EACCES, EOPNOTSUPP, EBUSY."""
+        """Move a process.
+
+        OSError: EINVAL for a kernel thread, ESRCH if there is no such process, EACCES without the right to
+        move it; EOPNOTSUPP and EBUSY as for ``threads.check_move_into``.
+        """
         if pid in self.kernel_pids:
             raise refuse(errno.EINVAL)
         if pid in self.zombies:
@@ -119,7 +123,7 @@ class CgroupTree:
         to.processes.append(process)
 
     def move_thread(self, tid: int, to: SimCgroup) -> None:
-        """Move one thread within its threaded subtree. OSError: EOPNOTSUPP out of it, and as for ``move``."""
+        """Move one thread within its threaded subtree. OSError: EOPNOTSUPP if ``to`` is outside; as for ``move``."""
         if tid in self.kernel_pids:
             raise refuse(errno.EINVAL)
         home = self._home_of(tid)

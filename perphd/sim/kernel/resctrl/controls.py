@@ -21,7 +21,7 @@ Modes = Callable[[], Mapping[int, Mode]]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """One line of ``schemata`` and one directory of ``info``. ``peer`` is the other half of a cache under CDP."""
+    """One line of ``schemata`` and one directory of ``info``. ``peer``: under CDP, the other of code and data."""
 
     name: str
     resource: CacheControl | BandwidthControl

@@ -12,7 +12,10 @@ from perphd.sim.kernel.vfs import refuse
 
 
 def parse(data: bytes, limit: int, status: CommandStatus, *, as_list: bool) -> int:
-    """The written mask; OSError: EINVAL, ERANGE (list) or EOVERFLOW (mask)."""
+    """The written mask.
+
+    OSError: EINVAL for other text; for CPUs beyond ``limit``, ERANGE in a list and EOVERFLOW in a mask.
+    """
     text = text_of(data)
     try:
         return parse_list(text, limit).mask if as_list else parse_cpu_mask(text, limit)
@@ -29,7 +32,10 @@ def assign(
     registry: Registry,
     status: CommandStatus,
 ) -> None:
-    """Give these CPUs to the group, and those that it loses to its parent; OSError: EINVAL.
+    """Give these CPUs to the group, and those that it loses to its parent.
+
+    OSError: EINVAL for offline CPUs, for CPUs that a monitor group's parent lacks, or if the root would lose
+    some.
 
     Neither this nor ``parse`` clears the status: messages of refused writes accumulate.
     """

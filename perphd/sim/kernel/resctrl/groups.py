@@ -89,7 +89,7 @@ class Registry:
             yield from list(control.monitors)
 
     def find(self, path: str) -> Group:
-        """The group at a path below the mount point (``""`` is the root); KeyError."""
+        """The group at a path below the mount point (``""`` is the root); KeyError if there is none."""
         wanted = path.strip("/")
         for group in self.walk():
             if group.path == wanted:

@@ -140,7 +140,7 @@ LINUX_6_15: Final = Kernel(release="6.15", padded_values=False)
 
 @dataclass(frozen=True, slots=True)
 class RdtMachine:
-    """A machine from the view of resctrl. ``source``: source of these facts; ``options``: usual mount options."""
+    """A machine as resctrl shows it. ``source``: source of these facts; ``options``: usual mount options."""
 
     name: str
     source: str

@@ -1,4 +1,4 @@
-"""Creating, removing and moving groups."""
+"""Creates, removes and moves groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Lifecycle:
-    """mkdir, rmdir and rename of a tree. Only rename clears the status: messages accumulate."""
+    """mkdir, rmdir and rename of a tree. Only rename clears the status; messages of the others accumulate."""
 
     def __init__(self, tree: ResctrlTree) -> None:
         self._tree = tree
@@ -23,7 +23,8 @@ class Lifecycle:
     def make_control(self, name: str) -> None:
         """Make a control group: mkdir in the root.
 
-        OSError: ENOSPC without a free CLOSID, cache part or RMID; EBUSY if RMIDs are in limbo; EINVAL for the name.
+        OSError: ENOSPC if no CLOSID, part of the cache or RMID is free; EBUSY if free RMIDs are still in limbo;
+        EINVAL if the name contains a newline.
         """
         tree = self._tree
         tree.arrive(Operation.MKDIR, name)
@@ -43,7 +44,8 @@ class Lifecycle:
     def make_monitor(self, parent: Group, place: Directory, name: str) -> None:
         """Make a monitor group: mkdir in a control group's ``mon_groups``.
 
-        OSError: EBUSY if RMIDs are in limbo, ENOSPC without a free RMID, EINVAL for the name, EPERM.
+        OSError: ENOSPC if no RMID is free, EBUSY if free RMIDs are still in limbo, EINVAL if the name
+        contains a newline, EPERM if it is mon_groups.
         """
         tree = self._tree
         group = Group(name, Kind.MONITOR, Directory(strict_open=True), parent)

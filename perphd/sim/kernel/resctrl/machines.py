@@ -75,7 +75,7 @@ SPARSE_IDS: Final = RdtMachine(
     name="sparse-ids",
     source=(
         "20 ways: the realistic mask of resctrl.rst, Example 2. Ids with a gap: resctrl.rst, 'Cache IDs', and "
-        "koordinator issue 1777, where ids 0-7 and 16-23 were met. Values are padded to 5 columns, the width of a "
+        "koordinator issue 1777, where ids 0-7 and 16-23 occur. Values are padded to 5 columns, the width of a "
         "20-bit mask. 16 CPUs, 40 MiB, 16 CLOSIDs and 176 RMIDs are assumptions."
     ),
     cpus=_all(_SPARSE),
@@ -119,7 +119,7 @@ MB_ONLY: Final = RdtMachine(
     name="mb-only",
     source=(
         "resctrl.rst: features are orthogonal, a system may have only some of them; cri-resource-manager issue 577 "
-        "met bandwidth without cache allocation. Bandwidth as captured. No monitoring."
+        "has bandwidth without cache allocation. Bandwidth as captured. No monitoring."
     ),
     cpus=_all(_TWO),
     bandwidths=(BandwidthControl("MB", _TWO, num_closids=8),),
@@ -183,7 +183,7 @@ MONITORING_ONLY: Final = RdtMachine(
     name="monitoring-only",
     source=(
         "resctrl.rst, Example 3 of monitoring: a system with CQM and no CAT. No control groups, monitor groups in "
-        "the root. Linux makes schemata, size and mode in the root all the same, with nothing in them."
+        "the root. Linux still makes schemata, size and mode in the root, and leaves them empty."
     ),
     cpus=_all(_TWO),
     monitoring=Monitoring(_TWO, 16 * _MIB, num_rmids=64, unit_bytes=_INTEL_UNIT),
@@ -193,7 +193,7 @@ _HASWELL: Final = _blocks((0, 1), 4)
 FOUR_CLOSIDS: Final = RdtMachine(
     name="four-closids",
     source=(
-        "Linux's table entry for Haswell servers, which cannot tell it themselves: 4 CLOSIDs, 20 ways, at least 2 "
+        "Linux's table entry for Haswell servers, which do not report them: 4 CLOSIDs, 20 ways, at least 2 "
         "bits a mask, shareable bits c0000; no MBA. 8 CPUs, 20 MiB and 48 RMIDs are assumptions."
     ),
     cpus=_all(_HASWELL),

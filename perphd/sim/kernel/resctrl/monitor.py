@@ -121,7 +121,7 @@ class Monitor:
     # -- RMIDs ------------------------------------------------------------------------------------------
 
     def take_rmid(self, now_s: float) -> int:
-        """An RMID whose bandwidth counters begin at 0; OSError: EBUSY, ENOSPC."""
+        """An RMID whose bandwidth counters begin at 0; OSError: see ``Rmids.take``."""
         self.catch_up(now_s)
         rmid = self.rmids.take()
         for domain in self.machine.domains:
@@ -184,7 +184,10 @@ class Monitor:
         return f"{total}\n" if readable else UNAVAILABLE + "\n"
 
     def write_threshold(self, data: bytes) -> None:
-        """Write ``max_threshold_occupancy``; OSError: EINVAL, ERANGE. Does not change the status."""
+        """Write ``max_threshold_occupancy``. Does not change the status.
+
+        OSError: EINVAL for other text or more than the cache's size, ERANGE beyond 32 bits.
+        """
         text = text_of(data).removesuffix("\n")
         base = 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" and len(text) > 1 else 10
         value = unsigned(text, base, _ANY_BITS)
@@ -203,7 +206,8 @@ class Monitor:
     def write_config(self, event: str, data: bytes) -> None:
         """Select what a bandwidth event counts; all bandwidth counters of the domain restart.
 
-        The next read of each is Unavailable. OSError: EINVAL; domains before the refused one are changed.
+        The next read of each is Unavailable. OSError: EINVAL for other text, event bits beyond the valid mask, or
+        an unknown domain; domains before the refused one are changed.
         """
         if not data.endswith(b"\n"):
             raise refuse(errno.EINVAL)

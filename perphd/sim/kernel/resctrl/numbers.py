@@ -56,7 +56,7 @@ def signed_int(text: str) -> int | None:
 
 
 def parse_cpu_mask(text: str, limit: int) -> int:
-    """A mask in hexadecimal chunks of 32 bits; OSError: EINVAL for nonsense, EOVERFLOW beyond ``limit`` CPUs."""
+    """A mask in hexadecimal chunks of 32 bits; OSError: EINVAL for other text, EOVERFLOW beyond ``limit`` CPUs."""
     mask = 0
     for chunk in text.split("\n", maxsplit=1)[0].strip(BLANKS).split(","):
         digits = chunk.strip(BLANKS)

@@ -117,7 +117,11 @@ class Membership:
         return rmid == group.rmid if group.kind is Kind.MONITOR else closid == group.closid
 
     def write(self, group: Group, data: bytes) -> None:
-        """One write to ``tasks`` on a kernel that accepts one TID per write; OSError: EINVAL, ESRCH, EPERM."""
+        """One write to ``tasks`` on a kernel that accepts one TID per write.
+
+        OSError: EINVAL for other text, or if a monitor group's parent lacks the thread; ESRCH if there is no
+        such thread; EPERM without the right to move it.
+        """
         tid = signed_int(text_of(data).strip(BLANKS))
         if tid is None or tid < 0:
             raise refuse(errno.EINVAL)

@@ -68,7 +68,11 @@ class ResctrlTree:
     # -- mounting -----------------------------------------------------------------------------------------
 
     def mount(self, options: str | None = None) -> None:
-        """Mount with ``-o options`` (None: as the machine is usually mounted); OSError: EINVAL, EBUSY, ENODEV."""
+        """Mount with ``-o options``; None: as the machine is usually mounted.
+
+        OSError: EINVAL for an option that the kernel or CPU lacks, EBUSY if it is mounted, ENODEV if the
+        machine can neither allocate nor monitor.
+        """
         wanted = (self.machine.options if options is None else options).split(",")
         chosen = tuple(option for option in _OPTIONS if option in wanted)
         if any(option and not self._knows(option) for option in wanted):
@@ -142,7 +146,7 @@ class ResctrlTree:
         return owner.closid, owner.rmid
 
     def value(self, resource: str, domain_id: int, closid: int) -> int:
-        """A mask or a bandwidth limit in force, by schema name (``L3``, ``L3CODE``, ``MB``); KeyError."""
+        """A mask or a bandwidth limit in force, by schema name (``L3``, ``L3CODE``, ``MB``); KeyError if unknown."""
         schema = self.controls.schema(resource)
         if schema is None:
             raise KeyError(resource)
