@@ -108,7 +108,7 @@ class Agent:
         self._rounds, self._shutdown = rounds, shutdown
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
-        """Run one tick at ``now_s`` (monotonic seconds). Failures of single workloads do not abort it.
+        """Run one tick at ``now_s`` (monotonic seconds). A failure of one workload does not abort it.
 
         ``period_s``: the planned time since the previous tick; by default the configured period.
         """
@@ -197,7 +197,9 @@ class Agent:
         return self._host.in_force(name)
 
     def blocked(self, name: str) -> tuple[str, ...]:
-        """Fields of ``Settings`` of this workload whose value differs from the target."""
+        """Fields of ``Settings`` of this workload whose value in force is not the one that the last plan wanted;
+        see ``Executor.blocked``.
+        """
         return self._host.blocked(name)
 
     def actuators(self) -> Actuators:
@@ -266,7 +268,7 @@ class Agent:
         return self._records.consequences(decision)
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:
-        """Set observe or enforce for one workload, or for all (which clears the modes of single workloads).
+        """Set observe or enforce for one workload, or for all (which clears the modes of individual workloads).
 
         The mode of a declaration applies to every workload found for it. After a restore, enforcing one
         workload leaves all others observed.

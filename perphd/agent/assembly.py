@@ -53,7 +53,7 @@ def assemble(config: Config, parts: Parts, clock: Callable[[], float] | None = N
 
     Args:
         config: the checked configuration.
-        parts: what was opened for it.
+        parts: the opened parts.
         clock: monotonic clock for readings that take time; None: ticks bring the time (virtual time).
     """
     assembly = _Assembly(config, parts, clock)
@@ -482,7 +482,7 @@ class _Assembly:
 
 
 def _closing(parts: Parts) -> AsyncExitStack:
-    """Closes everything, whatever fails. What is pushed last is closed first."""
+    """A stack that closes every part, even if closing another one fails. The part pushed last is closed first."""
     closing = AsyncExitStack()
     for part in reversed(parts.owned):
         closing.callback(part.close)

@@ -17,7 +17,7 @@ from perphd.isolation.executor import Executor
 
 
 class BesideGold:
-    """The consequence for an LRA of the CPUs that gold has."""
+    """Says what the CPUs reserved for gold mean for an LRA."""
 
     def __init__(
         self, modes: Modes, bands: Bands, policy_state: PolicyState, enforceable: EnforceableKnobs
@@ -26,7 +26,7 @@ class BesideGold:
         self._policy_state, self._enforceable = policy_state, enforceable
 
     def text(self, spec: WorkloadSpec) -> str:
-        """It in words; empty if there is none."""
+        """The consequence for this LRA in words; empty if there is none."""
         division, target = self._bands.division, self._policy_state.target
         known = self._enforceable.known(spec.name)
         if division is None or known is None or self._modes.of(spec) is not Mode.ENFORCE:

@@ -70,7 +70,7 @@ class ControlLoop:
         self._lessons = ObservationMerger(START_S)
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
-        """Run one round at ``now_s`` (monotonic seconds). Failures of single workloads do not abort it.
+        """Run one round at ``now_s`` (monotonic seconds). A failure of one workload does not abort it.
 
         ``period_s``: the planned time since the previous round; by default the configured period.
         """

@@ -71,7 +71,7 @@ class MeasuredWorkloads:
         return tuple(lines)
 
     def _blind(self) -> list[str]:
-        """Notes about LRAs for which neither an indicator nor the processor's counters provide the measurements."""
+        """Notes about LRAs whose work is known only as CPU time, and about those whose cache misses are unknown."""
         names: list[str] = []
         silent: list[str] = []
         causeless: list[str] = []

@@ -75,7 +75,7 @@ class _DemoHost:
         return round(self.seconds * share)
 
     def host(self, with_batch: bool = True) -> SimHost:
-        """A server of 16 cores with resctrl, on which all groups may use all cores."""
+        """A server with 16 cores and resctrl, on which all groups may use all cores."""
         works = _ALL if with_batch else (_LRA,)
         events: list[Arrival | Departure] = []
         for act in _ACTS if with_batch else ():
@@ -249,7 +249,7 @@ async def _play(demo: _DemoHost, speed: float | None, console: Console) -> int:
     if groups := _groups(host):
         problems.append(f"groups left in resctrl: {', '.join(groups)}")
     strange = sorted(path for path in written - original.keys() if not path.startswith(MOUNT_POINT))
-    problems += [f"{path} was written, but is no file that perphd may write" for path in strange]
+    problems += [f"{path} was written, although perphd may not write it" for path in strange]
     problems += [
         f"{path} reads {now[path]!r}, not {was!r}" for path, was in original.items() if now[path] != was
     ]
@@ -311,7 +311,7 @@ def _config(state_dir: str) -> Config:
 
 
 def _knobs(host: SimHost) -> dict[str, bytes]:
-    """The present content of every file that could have been written."""
+    """The present content of every control group file that perphd may write."""
     found: dict[str, bytes] = {}
     for work in _ALL:
         for knob in _KNOBS:

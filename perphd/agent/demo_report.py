@@ -19,7 +19,7 @@ SETTLED_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Figures of one virtual second. ``batch_work``: operations; only their ratios are meaningful."""
+    """Figures for one virtual second. ``batch_work``: operations; only their ratios are meaningful."""
 
     at_s: int
     work_per_s: float
@@ -61,7 +61,7 @@ class Comparison:
         return (1.0 - self.tolerance_pct / 100.0) * self.alone_per_s
 
     def recovery_s(self, recording: Recording) -> float | None:
-        """Seconds from batch's arrival until the target was met steadily; 0: never missed; None: never met."""
+        """Seconds from batch's arrival until the target was met steadily; 0: never missed; None: never met steadily."""
         missed, row = False, 0
         for second in self.during(recording):
             met = second.work_per_s >= RECOVERED * self.target_per_s

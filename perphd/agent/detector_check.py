@@ -1,4 +1,4 @@
-"""The check of the detector's false-alarm rate at the start."""
+"""Checks the detector's false-alarm rate at the start."""
 
 from __future__ import annotations
 

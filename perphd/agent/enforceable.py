@@ -1,4 +1,4 @@
-"""The knobs that can be set on each workload."""
+"""Checks which knobs can be set on each workload."""
 
 from __future__ import annotations
 
@@ -88,4 +88,4 @@ class EnforceableKnobs:
             self._bounds_s = now_s
             self._hardware.read_bounds(
                 keep=settable
-            )  # a temporary read failure does not mean that it is gone
+            )  # while resctrl's knobs can be set, finding no bounds is a temporary read failure

@@ -1,4 +1,4 @@
-"""Writes a target state to the kernel, and records what is in force then."""
+"""Writes a target state to the kernel, and records what is in force afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STEADY_KNOBS = ("memory_high_bytes", "memory_low_bytes", "memory.high")
 
 
 class Enforcement:
-    """Plans and applies the wanted settings once they differ, and reads back from time to time."""
+    """Plans and applies the wanted settings when they change, and reads the kernel's values back periodically."""
 
     def __init__(
         self,

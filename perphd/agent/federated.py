@@ -1,10 +1,11 @@
-"""Exchange of models between hosts: this host's contribution, and starts for its new models.
+"""Exchanges models with other hosts: writes this host's contribution, and starts its new models from others'.
 
-Topics have the application's name: the LRA's, or that of the declaration for which LRAs were found. If several
+A topic is named after the application: the LRA, or the declaration for which LRAs were found. If several
 replicas of an application are on this host, the document holds the statements of the replica with the most
-evidence. The statements of a replica that is gone stay until another replica makes some, because pods are replaced
-more often than applications change; without another one they stay for an hour, because after a reboot pods may come
-late. A new replica also starts from this host's own document, unless that may hold the replica's own statements.
+evidence. The statements of a replica that is gone stay until another replica makes statements, because pods are
+replaced more often than applications change. Without another replica they stay for an hour, because pods may start
+late after a reboot. A new replica also starts from this host's own document, unless that document may hold the
+replica's own statements.
 
 When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
 tries the start. A folder without documents may not be mounted yet and is read again later. So is one whose documents
@@ -106,7 +107,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Result of one look at the folder.
+    """Result of reading the folder once.
 
     ``answers``: answers by LRA; None if the contributions about the LRA cannot be used. ``is_empty``: no other
     host's document could be read, or this host's clock is behind.
@@ -162,7 +163,7 @@ class Federated:
         self._said: dict[str, dict[str, tuple[Statistic, ...]]] | None = None
         """Statements by application and LRA; ``EARLIER`` stands for replicas that are gone."""
         self._here_s: dict[str, float] = {}
-        """When each application of ``_said`` was last on this host, in seconds since the epoch."""
+        """Time at which each application of ``_said`` was last on this host, in seconds since the epoch."""
         self._taken_back: set[tuple[str, str]] = set()
         self._scores_s: int | None = None
         self._ahead: frozenset[str] = frozenset()
@@ -258,7 +259,7 @@ class Federated:
             self._reading = None
 
     def _is_behind(self, ledger: ContributionLedger) -> bool:
-        """True if this host's clock is behind. Else logs each host once that is ahead."""
+        """True if this host's clock is behind. Otherwise logs, once, each host whose clock is ahead."""
         hosts, is_behind = ahead(ledger, self._name, self._wall_clock())
         for name in () if is_behind else sorted(hosts - self._ahead):
             path = self._folder.folder / f"{name}.json"
@@ -342,7 +343,7 @@ class Federated:
         path = self._path(origin.lra, version)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Not synced: the loop does not wait for the disk, and an origin only informs.
+            # No fsync: the loop must not wait for the disk, and a lost origin only costs an explanation.
             replace_text(path, json.dumps(encode(origin)), 0o600, synced=False)
         except (OSError, PerphError) as exc:
             log.warning("the origin of the model of %s cannot be stored: %s", origin.lra, exc)

@@ -129,7 +129,8 @@ class Fitting:
         """Start a search.
 
         Raises:
-            ConfigError: the workload may not be limited.
+            ConfigError: the workload is an LRA that may not be limited, is only observed or is not running, or a
+                search for it is running.
         """
         spec = view.spec
         problem, allowed = "", ""
@@ -263,7 +264,7 @@ class Fitting:
 
     @staticmethod
     def _begin_again(search: _Search) -> None:
-        """Restart from the pilot, because an observed workload runs without the limits that an epoch tests."""
+        """Restart with the pilot epoch, because an observed workload runs without the limits that an epoch tests."""
         before = search.fit
         reason = "only observed now: the search restarts when the workload is enforced"
         search.fit = MemoryFit(step=before.step, epoch_samples=before.epoch_samples, reason=reason)
@@ -367,7 +368,7 @@ def _is_reclaimed(search: _Search, sample: Sample) -> bool:
 
 def _untried(epoch: FitEpoch, estimate: float) -> str:
     return (
-        f"this host has no memory.high for it, so no limit can be tried: it used {format_bytes(max(epoch.footprint))} "
+        f"this workload has no memory.high, so no limit can be tried: it used {format_bytes(max(epoch.footprint))} "
         f"at most; the published estimate, {format_bytes(estimate)}, may be too little"
     )
 

@@ -1,6 +1,6 @@
-"""The exchange of forecast scores, between the daemon and its forecast worker.
+"""Exchanges forecast scores between the daemon and its forecast worker.
 
-The worker writes its scores into a file of its folder, from where the daemon takes them into this host's contribution.
+The worker writes its scores into a file in its folder. The daemon copies them into this host's contribution.
 The worker reads the contributions of other hosts itself while a series is young, because pooling takes too long for
 the daemon's ticks. The worker's last argument names the host for which it reads. The origins of its forecasts are
 in another file, for ``perphctl model origin``.
@@ -27,7 +27,7 @@ SCORES: Final = "scores.json"
 ORIGINS: Final = "origins.json"
 """Name of the file with the origins of its forecasts, by workload."""
 NAMES: Final = "applications.json"
-"""Name of the file with the names by which other hosts know the workloads of which the worker has series."""
+"""Name of the file with the names by which other hosts know the workloads for which the worker has series."""
 log = logging.getLogger("perphd")
 
 
@@ -64,7 +64,7 @@ def reader_from(text: str) -> Reader:
 
 
 def write_scores(folder: Path, scores: tuple[Statistic, ...]) -> None:
-    """Replace the worker's scores. Raises PerphError, OSError."""
+    """Replace the worker's scores. Raises PerphError or OSError if the file cannot be written."""
     replace_text(folder / SCORES, msgspec.json.encode(scores), 0o600, synced=False)
 
 
@@ -91,7 +91,7 @@ def written_at(folder: Path) -> int | None:
 
 
 def write_origins(folder: Path, origins: Mapping[str, tuple[ForecastOrigin, ...]]) -> None:
-    """Replace the origins of each workload's forecasts. Raises PerphError, OSError."""
+    """Replace the origins of each workload's forecasts. Raises PerphError or OSError if the file cannot be written."""
     replace_text(folder / ORIGINS, msgspec.json.encode(origins), 0o600, synced=False)
 
 
@@ -101,7 +101,7 @@ def read_origins(folder: Path) -> dict[str, tuple[ForecastOrigin, ...]]:
 
 
 def write_names(folder: Path, names: Mapping[str, str]) -> None:
-    """Replace the application of each workload. Raises PerphError, OSError."""
+    """Replace the application of each workload. Raises PerphError or OSError if the file cannot be written."""
     replace_text(folder / NAMES, msgspec.json.encode(names), 0o600, synced=False)
 
 

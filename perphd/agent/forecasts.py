@@ -1,4 +1,4 @@
-"""The daemon's side of the forecast worker: start, update once a minute, supervise and read it.
+"""Starts the forecast worker, updates it once a minute, supervises it and reads its files.
 
 In a tick, the loop only checks whether the worker has ended. Once a minute it writes a line of some kilobytes
 to a non-blocking pipe. The worker's files are read on request. If the worker ends, ``perphctl status`` shows
@@ -51,7 +51,7 @@ FORECASTS_OFF: Final = (
 _NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
 
 Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int, str]
-"""A workload: name, cgroup, least memory (bytes), the limits that perphd has set on it, reserved memory (bytes),
+"""A workload: name, cgroup, minimum memory (bytes), the limits that perphd has set on it, reserved memory (bytes),
 and the name by which other hosts know it."""
 
 
@@ -75,7 +75,7 @@ class ForecastProcess:
 
     Args:
         folder: the worker's files.
-        arguments: the worker's arguments: store, folder, node, root.
+        arguments: the worker's arguments: store, folder, node, root, rows of history, reader of contributions.
         records: receives problems.
         command: the worker: program and arguments.
         wall_clock: the worker gets its update at ``PHASE_S`` of every minute of this clock; None: every ``PERIOD_S``.

@@ -1,4 +1,4 @@
-"""Reacts to changes of the host's hardware: CPU hotplug, and the mount of resctrl."""
+"""Reacts to changes in the host's hardware: CPU hotplug, and the mount of resctrl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perphd.isolation.executor import Executor
 
 
 class HardwareChanges:
-    """Discards what a change of the hardware makes invalid."""
+    """Discards what a hardware change makes invalid."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class HardwareChanges:
         self._records.event(Event(now_s, EventKind.HOST, text))
 
     def follow_mount(self, now_s: float) -> None:
-        """Detect whether resctrl was mounted, unmounted or remounted.
+        """Detect whether resctrl was mounted, unmounted or remounted, or whether another program changed its groups.
 
-        If another program has changed a protection of an LRA, the LRA's sample does not reflect perphd's
-        settings.
+        In the latter case, perphd plans again, and the LRAs' protections settle again, because the samples do not
+        reflect perphd's settings.
         """
         if self._executor.follow_mount(now_s):
             self._hardware.read_bounds()

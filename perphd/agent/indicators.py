@@ -1,4 +1,4 @@
-"""The applications' indicators in each round: their sources follow the list of workloads, and their notes are shown."""
+"""Reads the applications' indicators in each round, and shows the notes of their sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perphd.monitor.sli import SliReading
 
 
 class Indicators:
-    """Keeps the open sources like the list of workloads, and reads them."""
+    """Keeps the open sources in step with the list of workloads, and reads them."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Indicators:
             self._early_ticks.pushed(workload, spec.objective, reading)
 
     def _show_silence(self, now_s: float) -> None:
-        """Show indicators that give no numbers for long. The text varies, so it is logged once."""
+        """Show indicators that have given no numbers for long. The text varies, so only the first one is logged."""
         found = {spec.name: self._sli.silence(spec.name, now_s) for spec in self._workloads.all_specs()}
         silent = {name: f"{name}: {text}" for name, text in found.items() if text}
         for name in self._silent - silent.keys():

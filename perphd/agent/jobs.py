@@ -1,4 +1,4 @@
-"""Runs of batch for the job history: the features and usage of each run.
+"""Collects the runs of batch for the job history: the features and usage of each run.
 
 A run is the life of a control group, or of the processes in a persistent one. A run counts if perphd saw its
 start and its end, and if it lasted ``LEAST_S``. A run that perphd ended does not count, because it is not
@@ -22,13 +22,13 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.job_facts import FirstProcess, JobFacts
 
 LEAST_S: Final = 5.0
-"""Least length of a recorded run in seconds. Samples are too coarse for shorter runs. After this time, the first
+"""Minimum length of a recorded run in seconds. Samples are too coarse for shorter runs. After this time, the first
 process also has its final name and arguments.
 """
 MOST_ENDED: Final = 8
 """Maximum number of ended runs that are handed over per minute. Recording one takes the worker about 7 ms."""
 PEAK_S: Final = 10.0
-"""Averaging time in seconds for use and wait. The greatest of these means counts as sufficient for a run."""
+"""Averaging time in seconds for a run's use. The greatest of these means counts as enough for the run."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Jobs:
                     self._end(declared_as(name), spec, self._runs.pop(name))
                 continue
             is_empty = sample.threads == 0
-            # A name first seen later than the daemon's start is a new run. Of others, the start is unknown.
+            # A name first seen later than the daemon's start is a new run. The start of any other run is unknown.
             anew = bool(sample.quality) and (
                 sample.has(Quality.RESTARTED) or (sample.has(Quality.FIRST) and not self._first)
             )
@@ -125,7 +125,7 @@ class Jobs:
             _take(run, sample)
             run.seen_s = now_s
             if not run.looked and not looked and now_s - run.began_s >= LEAST_S:
-                looked = run.looked = True  # at most one look per tick
+                looked = run.looked = True  # at most one process is read per tick
                 run.process, run.image = (
                     self._facts.first_process(spec.cgroup),
                     self._facts.image(spec.cgroup),

@@ -15,8 +15,8 @@ class KnownServer:
     """One kind of server.
 
     ``source``: source of its indicators. ``socket``: part of its socket's path. ``default_socket``: path that the
-    source uses by default. ``password``: the source needs a password. ``against``: reason why the latency of its TCP
-    connections is unsuitable.
+    source uses by default. ``account``: the statement that creates the source's account. ``password``: the source
+    needs a password. ``against``: reason why the latency of its TCP connections is unsuitable.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Observations for the models: each LRA's sample with the conditions under which it was taken."""
+"""Makes the observations for the models: each LRA's sample with the conditions under which it was taken."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from perphd.domain.sample import Sample, is_short, reach_s
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
-"""Excess of memory stalls over an LRA's usual ones, in %, from which even sleeping batch may be the cause."""
+"""Percentage points above an LRA's usual memory stalls from which even sleeping batch may be the cause."""
 
 
 START_S: Final = 3.0
 """Seconds that the start of perphd takes; see ``ObservationMerger``."""
 LEARNED_EVENTS: Final = 25.0
-"""Least number of events per observation. The mean logarithm of a rate from n events is too low by 1 / (2 n), and is
+"""Minimum number of events per observation. The mean logarithm of a rate from n events is too low by 1 / (2 n), and is
 undefined for n = 0.
 """
 

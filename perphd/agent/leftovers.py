@@ -1,4 +1,4 @@
-"""Settings of removed workloads that could not be restored yet."""
+"""Retries the restore of removed workloads' settings until nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measurements of the last round."""
+"""Keeps the measurements of the last round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests about models and forecasts."""
+"""Answers requests about models and forecasts."""
 
 from __future__ import annotations
 

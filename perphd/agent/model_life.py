@@ -1,4 +1,4 @@
-"""Life of one LRA's model: its origin, the time of its last save, and whether a file fits the LRA."""
+"""Keeps facts about one LRA's model: its origin, the time of its last save, and whether a file fits the LRA."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Versions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that could not be saved, and the reason."""
+    """A file that was to be saved. ``problem``: reason why it could not be saved; None if it was."""
 
     file: ModelFile
     problem: str | None
@@ -50,7 +50,7 @@ class Life:
         return self.application or self.spec.name
 
     def rename(self, known_as: str) -> None:
-        """Note that other hosts know the LRA by another name, because it is now declared by itself, or no longer."""
+        """Note that other hosts know the LRA by another name, because the LRA's declaration changed."""
         self.application = "" if known_as == self.spec.name else known_as
         self.saved_samples = -1  # must be saved, so that the model is contributed under this name
 

@@ -1,4 +1,4 @@
-"""A model for display: its reference, and its predictions over the CPU lattice."""
+"""Prepares a model for display: its reference, and its predictions over the CPU lattice."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ class ModelWriter:
 
     @property
     def has_result(self) -> bool:
-        """True if the result of the last write was not taken yet."""
+        """True if the result of the last write has not been taken yet."""
         return self._running is not None
 
     def start(self, write: Callable[[_T], Sequence[Written]], what: _T) -> None:
-        """Start a write. The result of the one before was taken."""
+        """Start a write. The caller has taken the result of the previous write."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="perphd-models")
         self._running = self._thread.submit(write, what)

@@ -160,8 +160,8 @@ class Models:
             life.version = version  # the version of what was learned so far was unknown; assume this one
 
     def _longest_unseen(self, specs: Iterable[WorkloadSpec], now_s: float) -> list[tuple[WorkloadSpec, Life]]:
-        """LRAs whose version is due for a check, longest unchecked first, so that long ticks do not starve
-        the last ones.
+        """At most ``LOOKS_PER_TICK`` LRAs whose version is due for a check. Those unchecked for longest come first,
+        so that no LRA starves.
         """
         due = []
         for spec in specs:

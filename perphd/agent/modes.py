@@ -1,4 +1,4 @@
-"""Modes, observe or enforce, of all workloads, of single ones, and of those found for a declaration."""
+"""Keeps the modes, observe or enforce: of all workloads, individual ones, and those found for a declaration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Modes:
         self._executor, self._planned, self._announcer = executor, planned, announcer
         self.general = general
         self._own: dict[str, Mode] = {}
-        self._halted = False  # after a restore: overrides the modes of single workloads
+        self._halted = False  # after a restore: overrides the configured modes of individual workloads
 
     def of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload.
@@ -89,13 +89,13 @@ class Modes:
             )
 
     def begin(self, mode: Mode) -> None:
-        """Set this mode for all workloads, and clear the modes of single workloads."""
+        """Set this mode for all workloads, and clear the modes of individual workloads."""
         self.general = mode
         self._own.clear()
         self._halted = False
 
     def halt(self) -> None:
-        """Observe all workloads, whatever their own modes."""
+        """Observe all workloads, whatever their configured modes, until a mode is set for them."""
         self.begin(Mode.OBSERVE)
         self._halted = True
 

@@ -1,4 +1,4 @@
-"""Parts that only some configurations have, with their modules loaded only then."""
+"""Opens the parts that only some configurations have, and loads their modules only then."""
 
 from __future__ import annotations
 

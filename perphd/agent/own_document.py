@@ -1,4 +1,4 @@
-"""This host's contribution, made from its saved models without the daemon."""
+"""Makes this host's contribution from its saved models, without the daemon."""
 
 from __future__ import annotations
 

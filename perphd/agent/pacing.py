@@ -1,4 +1,4 @@
-"""The time to the next tick, and the workloads that may request an earlier one."""
+"""Determines the time to the next tick, and the workloads that may request an earlier one."""
 
 from __future__ import annotations
 

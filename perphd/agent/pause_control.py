@@ -1,4 +1,4 @@
-"""Pauses and restores: operators make perphd let go of workloads."""
+"""Pauses and restores on request: perphd restores workloads and leaves them alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perphd.isolation.restore_report import RestoreReport
 
 
 class PauseControl:
-    """Restores original values on request, and keeps them.
+    """Restores original values on request, and leaves the workloads alone afterwards.
 
     ``lock``: held during a round, and by operations that must not overlap one.
     """

@@ -62,7 +62,7 @@ class Pauses:
 
     @property
     def any(self) -> bool:
-        """True if a pause is set, even if it has ended since the last look."""
+        """True if a pause is set, even if it has ended since the last call of ``look``."""
         return bool(self._set) or self._by_file is not None
 
     def of(self, workload: str, declaration: str | None = None) -> Pause | None:
@@ -91,7 +91,7 @@ class Pauses:
     def begin_now(self, reason: str, by: str) -> Future[None]:
         """Pause all workloads at once and store the pause afterwards, so that a slow disk does not prolong harm.
 
-        The future raises ConfigError if the pause cannot be stored; it then ends with this process.
+        The future raises ConfigError if the pause cannot be stored; the pause then ends with this process.
         """
         self._set = self._set | {"": Pause("", self._wall_clock(), None, reason, by)}
         if self._path is not None:

@@ -1,4 +1,4 @@
-"""A first configuration, proposed from what runs on a host. Pure: the same facts make the same proposal.
+"""Proposes a first configuration from what runs on a host. Pure: the same facts make the same proposal.
 
 A workload is proposed as *sure* if its program, its slice or its timer identifies it. Other candidates are written as
 comments, and groups that cannot be declared are listed with the reason.

@@ -1,4 +1,4 @@
-"""Settings in force for each LRA, with their age."""
+"""Keeps the settings in force for each LRA, with their age."""
 
 from __future__ import annotations
 
@@ -185,13 +185,13 @@ class Protections:
         return CALM_TIMES * (policy.settle_s + policy.evaluate_ticks * self._config.now.daemon.period_s)
 
     def _gives_way(self, spec: WorkloadSpec) -> bool:
-        """True for batch that perphd may enforce and of which at least one knob can be set."""
+        """True for batch in mode enforce on which at least one knob of CPU protection can be set."""
         settable = self._enforceable.knobs(spec.name) & _CPU_KNOBS
         return spec.gives_way and self._modes.of(spec) is Mode.ENFORCE and bool(settable)
 
 
 def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
-    """Least number of ways outside this batch's mask, among the domains where that mask has ways that it should
+    """Minimum number of ways outside this batch's mask, among the domains where that mask has ways that it should
     not have; all ways if no mask has such ways, 0 if perphd has set none of its masks.
     """
     asked = {} if wanted.llc_masks is KEEP else dict(wanted.llc_masks)

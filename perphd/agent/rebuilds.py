@@ -1,8 +1,8 @@
-"""Rebuilds of the models' trees outside the loop: one at a time, in a short-lived worker process.
+"""Rebuilds the models' trees outside the loop: one at a time, in a short-lived worker process.
 
-In each tick, the loop does at most one of two things: it copies one correction's memory (some hundred rows,
-labelled by one pass through its trees), or it installs the compiled trees of a result. That cost does not
-depend on the number of models. A thread packs the input, starts the process, waits and reads the result,
+In each tick, the loop installs the compiled trees of at most one result, and copies the memory of at most one
+correction (some hundred rows, labelled by one pass through its trees). That cost does not depend on the number
+of models. A thread packs the input, starts the process, waits and reads the result,
 without holding the interpreter lock on a busy machine (``spawn``). Any failure (no start, crash, hang,
 invalid answer) is one problem in ``perphctl status``; the present model is kept.
 """

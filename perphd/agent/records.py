@@ -31,7 +31,7 @@ HOST_S = 10.0
 REMIND_S = 3600.0
 """Seconds after which a lasting problem is logged again."""
 QUIET_S = 60.0
-"""Seconds after which perphd logs observed decisions of the same action again if their target differs."""
+"""Seconds after which a decision in observe mode is logged again if it chose another allocation by the same action."""
 KEPT_CHANGES = 32
 """Number of protection changes kept for the status."""
 KEPT_LEFT = 64
@@ -101,7 +101,7 @@ class Records:
             self._accounts.clear()
 
     def decision(self, decision: Decision) -> None:
-        """Remember a decision; store, log and announce it if it is news."""
+        """Remember a decision; store, log and announce it if it differs from the last one."""
         recent = self._decisions.setdefault(decision.workload, deque(maxlen=KEPT_DECISIONS))
         if decision.mode is Mode.OBSERVE and decision.action is not Action.HOLD:
             self._would[decision.workload] = decision
@@ -132,7 +132,7 @@ class Records:
         self.event(Event(outcome.at_s, EventKind.OUTCOME, outcome.text, outcome.workload, outcome))
 
     def change(self, at_s: float, changes: ChangeSet, result: str) -> None:
-        """Announce a transaction. The executor's callback audits the single writes."""
+        """Announce a transaction. The executor's callback audits each individual write."""
         writes = tuple(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
         self._changes.append(_Change(at_s, writes, result, frozenset(w.workload for w in changes.writes)))
         text = f"{result}: {', '.join(writes)}"
@@ -155,10 +155,10 @@ class Records:
             queue.put_nowait(event)
 
     def problem(self, key: str, text: str | None, at_s: float, about: str = "") -> None:
-        """Set a condition that an operator should know, or clear it (``text`` None).
+        """Report a condition that an operator should know about, or clear it (``text`` None).
 
-        A condition is logged once, not at every tick. ``about``: the subject of a text that varies. Such a condition is
-        logged again only after ``healed(about)`` or ``REMIND_S``.
+        ``key`` identifies the condition, which is logged once, not at every tick. ``about``: the subject of a
+        condition whose text varies; it is logged again only after ``healed(about)`` or ``REMIND_S``.
         """
         if text is None:
             self._problems.pop(key, None)
@@ -173,9 +173,9 @@ class Records:
             self.event(Event(at_s, EventKind.PROBLEM, text))
 
     def left_behind(self, key: str, text: str | None, at_s: float) -> None:
-        """Report a problem of a removed workload, like ``problem``.
+        """Report a problem of a removed workload, or clear it, as ``problem`` does.
 
-        Newer problems displace a problem that is never cleared.
+        Only the ``KEPT_LEFT`` newest stay, so that a problem that is never cleared does not stay forever.
         """
         self.problem(key, text, at_s)
         self._left.pop(key, None)
@@ -283,7 +283,11 @@ class Records:
         self.event(Event(decision.at_s, EventKind.DECISION, text, decision.workload, decision))
 
     def _is_news(self, decision: Decision) -> bool:
-        """True if an observed decision differs from the last logged one in more than its reason."""
+        """True if a decision in observe mode is to be logged.
+
+        That is the case if its action differs from that of the last logged decision, or after ``QUIET_S`` if the
+        chosen allocation differs, or after ``REMIND_S``.
+        """
         logged = self._observed.get(decision.workload)
         news = (
             logged is None

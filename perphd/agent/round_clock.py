@@ -1,4 +1,4 @@
-"""The time of the last round, and the number of rounds."""
+"""Keeps the time of the last round, and the number of rounds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Complete decision rounds: the policy's input, its queries to models with their answers, and its decision.
+"""Captures complete decision rounds: the policy's input, its queries to models with their answers, its decision.
 
-They serve recordings that can be replayed bit for bit. Without listeners, this costs nothing.
+Recordings of them can be replayed bit for bit. Without listeners, this costs nothing.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from perphd.config.file import Config, reloaded
 
 
 class RunningConfig:
-    """The configuration in force, which a reload replaces. Objects that follow reloads hold this one."""
+    """The configuration in force, which a reload replaces. Objects that must follow reloads hold this object."""
 
     def __init__(self, config: Config) -> None:
         self.now = config

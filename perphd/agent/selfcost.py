@@ -1,4 +1,4 @@
-"""The daemon's own cost: CPU, memory, descriptors and the duration of its ticks."""
+"""Measures the daemon's own cost: CPU, memory, descriptors and the duration of its ticks."""
 
 from __future__ import annotations
 

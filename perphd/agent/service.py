@@ -119,7 +119,10 @@ class Service:
         return agent
 
     def _for_host(self, config: Config) -> Config:
-        """Read the configuration again and check it against the host; missing cgroups are logged."""
+        """Prepare a configuration that was read again.
+
+        On a simulated host, its indicators are added. Otherwise, warnings of the check against the host are logged.
+        """
         if self._config.host.kind == "simulated":
             from perphd.agent.simulated import with_indicators
 
@@ -330,11 +333,11 @@ class Notifier:
         self._tell("RELOADING=1")
 
     def stopping(self) -> None:
-        """Report that settings are being restored."""
+        """Report that the daemon is stopping."""
         self._tell("STOPPING=1")
 
     def alive(self) -> None:
-        """Report that the loop has completed a step."""
+        """Report that the loop is alive."""
         self._tell("WATCHDOG=1")
 
     def _tell(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs the resource shaper: gathers its input, and turns its output into settings and ends of workloads."""
+"""Runs the resource shaper: gathers its input, turns its output into settings, and ends workloads that it selects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_FACTS: Final = Facts()
 LOOKED_AT_ONCE: Final = 10
 """Number of workloads to examine per tick: urgent ones first, then the next in order."""
 LEAST_TURNS: Final = 3
-"""Least number of workloads per tick that are examined in order, even if many are urgent."""
+"""Minimum number of workloads per tick that are examined in order, even if many are urgent."""
 _make_subject = maker(ShapedSubject)
 
 

@@ -1,4 +1,4 @@
-"""The end of the agent."""
+"""Ends the agent: restores or keeps settings, saves models, and closes everything."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shutdown:
         config: tells whether models are saved.
         clock: the time of the last round.
         workloads: their models are saved.
-        executor: restores.
+        executor: restores or keeps the settings.
         models: saved once the settings are restored.
     """
 

@@ -18,7 +18,7 @@ LEAST_S: Final = 10.0
 BEGINS: Final = 0.5
 """Share of samples without numbers from which an indicator counts as silent."""
 ENDS: Final = 0.25
-"""Share of samples without numbers below which it no longer does."""
+"""Share of samples without numbers below which an indicator no longer counts as silent."""
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class SimulatedSli:
 
     @property
     def resolution(self) -> Resolution:
-        """Its reporting interval, as far as known."""
+        """The application's reporting interval, as far as known."""
         return self._finder.resolution
 
     def worked(self, cpu_s: float | None) -> None:

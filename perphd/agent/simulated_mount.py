@@ -43,7 +43,7 @@ SLI_PERIOD_S: Final = 0.5
 RDT: Final = "rdt"
 """The machine whose cache ways and memory bandwidth affect its workloads."""
 PLAIN: Final = "plain"
-"""The machine of ``RDT`` without resctrl."""
+"""The same machine as ``RDT``, but without resctrl."""
 
 
 @dataclass(frozen=True, slots=True)

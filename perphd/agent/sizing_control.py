@@ -20,7 +20,7 @@ from perphd.sizing.shaping_state import ShapingStep
 
 
 class SizingControl:
-    """Announces what the shaper and the searches do."""
+    """Runs the shaper and the searches, and announces what they do."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SizingControl:
         return step
 
     def end(self, step: ShapingStep | None) -> None:
-        """End the workloads that the shaper ends, after everything else is in force."""
+        """End the workloads that the shaper selected, after all settings are in force."""
         if step is None or not step.ends:
             return
         if self._jobs is not None:

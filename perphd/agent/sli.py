@@ -1,4 +1,4 @@
-"""The applications' own indicators: one source per workload, all read together before every tick."""
+"""Reads the applications' own indicators: one source per workload, all together before every tick."""
 
 from __future__ import annotations
 

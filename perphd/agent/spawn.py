@@ -76,8 +76,8 @@ def tell(
 ) -> int:
     """Run an operator's command with ``data`` as its standard input. Returns its exit status, or minus its signal.
 
-    Its output is discarded. It has its own session, and remaining processes of its group are killed. Raises
-    the errors of ``run``.
+    Its output is discarded. It has its own session, and remaining processes of its process group are killed at
+    the end. Raises the errors of ``run``.
     """
     with contextlib.ExitStack() as files:
         given, nothing = _memory_file("in"), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

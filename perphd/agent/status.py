@@ -1,4 +1,4 @@
-"""The agent's state for display."""
+"""Summarises the agent's state for display."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _BATCH = Unavailable("batch is not judged")
 
 
 class WorkloadRows:
-    """The status of single workloads."""
+    """The status of individual workloads."""
 
     def __init__(
         self,
@@ -123,7 +123,9 @@ class WorkloadRows:
     def _ceiling_missing(
         self, spec: WorkloadSpec, missing: tuple[NotEnforceable, ...]
     ) -> tuple[NotEnforceable, ...]:
-        """Reason why batch lacks the configured egress ceiling, because policies request only available settings."""
+        """Reasons why the configured egress ceiling cannot be set on batch. The policy does not request settings
+        that cannot be set, so the executor does not report them.
+        """
         network = self._config.now.network
         asked = network.names and network.batch_egress_max_bytes and self._modes.of(spec) is Mode.ENFORCE
         if not asked or not spec.gives_way:

@@ -1,4 +1,4 @@
-"""Counters since the start: usage of workloads, decisions, writes, and time of LRAs in each health.
+"""Counts since the start: usage of workloads, decisions, writes, and time of LRAs in each health.
 
 Scrapes happen every 15 to 60 s and catch gauges of one second only by chance. A counter loses nothing between
 them.
@@ -61,7 +61,7 @@ DURATION_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 
 """Upper bounds of the buckets of durations, in seconds."""
 
 LONGEST_STEP_S: Final = 60.0
-"""Greatest number of seconds that one tick adds to a time. A host that was suspended all night was not healthy then."""
+"""Maximum number of seconds that one tick adds to a time. A host that was suspended all night was not healthy then."""
 
 
 class TallyHistogram:
@@ -183,7 +183,7 @@ class Tally:
             times.wanted_core_s += max(0.0, next(cost, 0.0)) * step_s
 
     def outcome(self, outcome: Outcome) -> None:
-        """Count an evaluated change."""
+        """Count a reviewed change."""
         self.outcomes[outcome.workload, outcome.kept] += 1
 
     def wrote(self, write: Write, result: str) -> None:

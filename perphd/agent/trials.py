@@ -1,4 +1,4 @@
-"""Trials in the daemon: starts them, feeds them with samples, and stores their records across restarts."""
+"""Runs the daemon's trials: starts them, feeds them with samples, and stores their records across restarts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Trials:
         self._problem = ""
         self._unsaved = False
         self._starting: str | None = None
-        """None unless a trial is being stored; otherwise why it must not begin, if anything speaks against it."""
+        """None unless a trial is being stored; then the reason why it must not begin, or an empty text."""
         self._news = ""
         self._resume(configured)
 

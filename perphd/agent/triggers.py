@@ -1,4 +1,4 @@
-"""Early ticks on pressure, on batch that starts and on readings that miss an objective.
+"""Requests early ticks: on pressure, when batch starts, and on readings that miss an objective.
 
 Their rate is bounded: ticks are at least ``min_interval_ms`` apart, pressure requests at most one per window of the
 kernel's triggers, and an LRA whose pressure revealed no problem is ignored for exponentially growing times.
@@ -48,14 +48,14 @@ class Arm(Protocol):
         threshold_us: int,
         window_us: int,
     ) -> Trigger:
-        """Arm; raises KernelError."""
+        """Arm a trigger; raises KernelError if the kernel refuses it or the file does not exist."""
 
 
 class WatchFactory(Protocol):
     """Factory of watches for a group that becomes populated, such as ``PopulationWatch``."""
 
     def __call__(self, directory: str, on_started: Callable[[], None]) -> Trigger:
-        """Watch; raises KernelError or ParseError."""
+        """Watch a group; raises KernelError or ParseError if it does not exist or cannot be read."""
 
 
 class _PopulationSubscription:

@@ -1,4 +1,4 @@
-"""Maintenance of the daemon's own process: priority, garbage collector, memory."""
+"""Maintains the daemon's own process: priority, garbage collector, memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger("perphd")
 OWN_NICE = -10
 """Nice value of the daemon; it equals Nice= in the daemon's unit."""
 SAID_EVERY_S = 60.0
-"""Shortest time in seconds between two log lines about the same failure in the event loop."""
+"""Minimum time in seconds between two log lines about the same failure in the event loop."""
 
 
 class Complaints:

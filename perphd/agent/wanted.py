@@ -1,4 +1,4 @@
-"""The target settings of every workload: the policy's, completed by sizing, bands, backoff and the queue."""
+"""Computes the wanted settings of every workload: the policy's, completed by sizing, bands, backoff and the queue."""
 
 from __future__ import annotations
 

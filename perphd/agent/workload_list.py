@@ -1,4 +1,4 @@
-"""The workloads by name, the declarations by match, and the workloads found for them."""
+"""Lists the workloads by name, the declarations by match, and the workloads found for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes of the list of workloads: configured, added, found, moved and removed."""
+"""Changes the list of workloads when they are configured, added, found, moved or removed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class WorkloadRegistry:
     async def add(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
         """Add a workload that was checked against the others. It replaces a workload with the same name.
 
-        It displaces a workload that declared itself.
+        It displaces workloads that declared themselves and conflict with it.
         """
         if not spec.declared_by:
             for name in self._in_the_way((spec,)):
@@ -184,7 +184,7 @@ class WorkloadRegistry:
         declared = {spec.name: spec for spec in config.matches}
         for name, spec in workloads.declared.items():
             if not is_lasting(spec.match) and name not in new:
-                declared.setdefault(name, spec)  # no file can contain this name
+                declared.setdefault(name, spec)  # no file can contain this match
         for name in workloads.declared.keys() - declared.keys():
             self._records.problem(f"match:{name}", None, self._clock.now_s)
         workloads.forget_found(new)

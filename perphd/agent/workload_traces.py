@@ -10,7 +10,7 @@ from perphd.agent.protections import Protections
 
 
 class WorkloadTraces:
-    """Knows every owner of such values."""
+    """Passes changes of workloads on to every object that keeps values about them."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _WORK = "batch:cpu=CORES[,mem=SIZE]"
 ASK_AGAIN_S: Final = 5.0
-"""Time between two requests of a waiting admit."""
+"""Seconds between two requests of a waiting admit."""
 
 
 def add_admission_commands(cli: click.Group) -> None:

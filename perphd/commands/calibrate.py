@@ -55,7 +55,7 @@ class Bench:
 
 
 def open_bench() -> Bench:
-    """This machine's resctrl; fails if it is not mounted."""
+    """Open this machine's resctrl. Raises rdt.ResctrlError if it is not mounted."""
     from rdt import DEFAULT_ROOT, RealFs, Resctrl, find_mount
 
     fs = RealFs("/")
@@ -101,8 +101,8 @@ def add_calibrate_command(group: click.Group) -> None:
 
         Memory streams run on idle cores, in a separate resctrl group that is removed at the end; meanwhile every
         other program on the machine gets less memory bandwidth. The command states the duration and asks before it
-        begins. It refuses while perphd enforces any setting or while a quarter of a domain's cores are busy. The result
-        is kept in the state directory; a running daemon uses it within a minute.
+        begins. It refuses while perphd enforces any setting or while over a quarter of a domain's cores are busy. The
+        result is kept in the state directory; a running daemon uses it within a minute.
         """
         from perphd.host.throttle import FILE
         from rdt import ResctrlError

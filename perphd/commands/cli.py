@@ -213,8 +213,8 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     """Show or set the mode.
 
     In observe, perphd decides and writes nothing; in enforce, it writes. A mode that is set here survives a reload. It
-    lasts until the daemon restarts, or until the daemon reads a configuration whose mode has changed. A pause survives
-    restarts, too.
+    lasts until the daemon restarts, or until the daemon reads a configuration whose mode has changed. A pause
+    survives restarts as well.
     """
     if wanted is not None:
         answer = out.client.send("PUT", "mode", {"mode": wanted, "workload": workload})

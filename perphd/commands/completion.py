@@ -18,10 +18,10 @@ from click.shell_completion import CompletionItem
 NAMES: Final = "/run/perphd/workloads"
 """The file with the names: lines ``lra NAME`` and ``batch NAME``."""
 WORKLOAD_ARGUMENTS: Final = frozenset({"workload", "lra", "name"})
-"""Arguments of commands that are workload names."""
+"""Names of the arguments that take a workload's name."""
 WORKLOAD_OPTIONS: Final = frozenset({"--workload"})
 _NEW_NAMES: Final = frozenset({"lra add", "batch add"})
-"""Commands whose first argument is a new name."""
+"""Commands whose first argument is a new name, which cannot be completed."""
 
 _SCRIPT: Final = """\
 # bash completion of {program}; generated, starts no program.

@@ -1,4 +1,4 @@
-"""Decisions in plain sentences: the observation, the conclusion, the action; numbers on request."""
+"""Explains decisions in plain sentences: the observation, the conclusion, the action; numbers on request."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def _numbers(decision: Decision) -> list[Part]:
 
 
 def _score(prediction: Prediction | None) -> str:
-    """The model's own prediction; empty if no model was asked."""
+    """The model's own prediction; a dash if no model was asked."""
     if prediction is None or not math.isfinite(prediction.score):
         return NONE
     return f"{prediction.score:.2f} [{prediction.lower:.2f}, {prediction.upper:.2f}]"

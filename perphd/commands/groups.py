@@ -20,7 +20,7 @@ OVER_S: Final = 0.5
 
 
 def usage(fs: KernelFs, hierarchies: Hierarchies) -> Mapping[str, GroupFact]:
-    """The programs of each group of this machine, and its CPU use over half a second."""
+    """The programs and the CPU use, over half a second, of each group of this machine."""
     from perphd.host.survey import survey
 
     facts = survey(fs, hierarchies, frozenset(), tcp_latency=False, over_s=OVER_S)
@@ -33,7 +33,7 @@ def rows_of(entries: Iterable[CgroupEntry], used: Mapping[str, GroupFact]) -> li
 
 
 def group_parts(rows: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """The table."""
+    """The groups as a table."""
     cells = [
         (
             str(row["path"]),

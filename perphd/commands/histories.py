@@ -1,4 +1,4 @@
-"""Histories of CPU and memory from the store, with reservations."""
+"""Reads histories of CPU and memory from the store, with reservations."""
 
 from __future__ import annotations
 

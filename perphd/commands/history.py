@@ -38,16 +38,18 @@ def _facts(function: F) -> F:
     """The options that describe a job."""
     for option in reversed(
         (
-            click.option("--user", default="", help="User who runs it."),
+            click.option("--user", default="", help="User who runs the job."),
             click.option("--image", default="", help="Container image or systemd unit."),
-            click.option("--name", default="", help="Its name."),
-            click.option("--command", "words", default="", metavar="TEXT", help="Its command line, quoted."),
-            click.option("--cores", type=Number(0, min_open=True), help="CPUs that it requests."),
+            click.option("--name", default="", help="The job's name."),
             click.option(
-                "--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory that it requests."
+                "--command", "words", default="", metavar="TEXT", help="The job's command line, quoted."
+            ),
+            click.option("--cores", type=Number(0, min_open=True), help="CPUs that the job requests."),
+            click.option(
+                "--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory that the job requests."
             ),
             click.option(
-                "--hour", type=click.IntRange(0, 23), help="Local hour at which it starts, 0 to 23."
+                "--hour", type=click.IntRange(0, 23), help="Local hour at which the job starts, 0 to 23."
             ),
         )
     ):
@@ -119,9 +121,11 @@ def predict(
 @click.option(
     "--run-time", "run_time_s", type=Duration(), metavar="TIME", help="Run time of the job: 90s, 2h."
 )
-@click.option("--cpu-time", "cpu_time_s", type=Duration(), metavar="TIME", help="CPU time that it used.")
-@click.option("--peak-memory", "peak_bytes", type=Bytes(), metavar="SIZE", help="Peak of its memory use.")
-@click.option("--instructions", type=Number(0), help="Number of instructions that it executed.")
+@click.option("--cpu-time", "cpu_time_s", type=Duration(), metavar="TIME", help="CPU time that the job used.")
+@click.option(
+    "--peak-memory", "peak_bytes", type=Bytes(), metavar="SIZE", help="Peak of the job's memory use."
+)
+@click.option("--instructions", type=Number(0), help="Number of instructions that the job executed.")
 @_file
 def record(
     out: Out, user: str, image: str, name: str, words: str, cores: float | None, memory_bytes: int | None,

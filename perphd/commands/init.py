@@ -66,7 +66,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
     if target.exists() and not force and not dry_run:
         raise ConfigError(str(target), "", "exists already", "--force, which replaces it")
     if not out.as_json:
-        click.echo("Looking at this host for two seconds ...", err=True)
+        click.echo("Examining this host for two seconds ...", err=True)
     facts, hierarchies = look(before)
     proposal = propose(facts, (*before.workloads, *before.matches) if before is not None else ())
     sure = [item for item in proposal.workloads if item.sure]

@@ -1,4 +1,4 @@
-"""Queries the indicators of each proposed LRA like the daemon, and reports what is missing. Changes nothing."""
+"""Queries the indicators of each proposed LRA as the daemon does, and reports what is missing. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.monitor.sli import OPTIONS, open_source
 
 BETWEEN_S = 1.2
-"""Time between two queries: a rate needs both, and PostgreSQL updates its statistics once a second."""
+"""Seconds between two queries: a rate needs both, and PostgreSQL updates its statistics once a second."""
 _WITHIN_S = 15.0
 _ANSWER_S = 6.0
-"""Time-out of both queries: the first connects and loads the client's library, possibly on a busy host."""
+"""Time-out of each query in seconds: the first connects and loads the client's library, possibly on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)

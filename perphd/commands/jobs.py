@@ -24,13 +24,13 @@ KEPT_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ
 """Variables passed to every job, with LC_*. Others need --env, because an environment may hold secrets."""
 POLL_S: Final = 0.5
 SILENCE_S: Final = 300.0
-"""Time for which a waiting command asks a daemon that does not answer."""
+"""Seconds for which a waiting command asks a daemon that does not answer."""
 ABSENT_S: Final = 60.0
-"""Time for which a command waits for a daemon that answered before and is gone now; exceeds a package upgrade."""
+"""Seconds for which a command waits for a daemon that answered before and is gone: longer than a package upgrade."""
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
 MOST_LINES: Final = 10
-"""Largest number of cancelled jobs that is listed; more are only counted."""
+"""Maximum number of cancelled jobs to list; if there are more, they are only counted."""
 SUBMIT_S: Final = 300.0
 """Time-out in seconds: storing ten thousand jobs takes minutes on a slow host, and a retry would submit them twice."""
 

@@ -68,9 +68,9 @@ def add_model_file_commands(model: click.Group) -> None:
         """Merge several profiles, or several models, into one.
 
         Merges FILES, from several hosts, into TARGET. TARGET is written only if, on held-out samples of each file, the
-        merged model predicts as well as the best single model (within 5 % and chance). The result is not used
-        automatically: put a profile into the folder where perphd searches for the application's profile; load a model
-        (from "perphctl model export") with "perphctl model import" on each host that should have it.
+        merged model's error exceeds that of the best individual model by at most 5 % plus sampling error. The result
+        is not used automatically: put a profile into the folder where perphd searches for the application's profile;
+        load a model (from "perphctl model export") with "perphctl model import" on each host that should have it.
         """
         if is_model(files[0]):
             told, shown, accepted = _merged(target, files, name)
@@ -110,7 +110,7 @@ NOT_WRITTEN = "not written: the merged model is worse than a champion"
 
 
 def contest_row(contest: Contest) -> tuple[str, ...]:
-    """One host's comparison, under ``CONTEST_HEADS``."""
+    """A row under ``CONTEST_HEADS``: the comparison on one host's samples."""
     return (
         contest.host, str(contest.rows), contest.champion, f"{contest.champion_log_rmse:.4f}",
         f"{contest.merged_log_rmse:.4f}", "held" if contest.held else "worse",
@@ -154,7 +154,7 @@ def read_as(file: str, parse: Callable[[bytes], T], refused: type[Exception]) ->
 
 
 def profile_parts(profile: Profile) -> list[Part]:
-    """``perphctl model show FILE``: its origin, and its partial dependence."""
+    """The output of ``perphctl model show FILE``: the profile's origin, and its partial dependence."""
     from perphd.commands.curves import of_profile, parts
 
     return [_origin(profile), *parts(of_profile(profile))]

@@ -20,7 +20,7 @@ else:
 
 _DAY_S: Final = 86400.0
 _MOST_S: Final = 36_500 * _DAY_S
-"""A hundred years; more is a mistake, and times beyond some millennia cannot be shown."""
+"""Longest duration: a hundred years. A longer one is a mistake, and dates after the year 9999 cannot be shown."""
 _DURATION: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
 
 
@@ -77,7 +77,7 @@ def pause(out: Out, workload: str | None, for_s: float | None, reason: str) -> N
     def parts() -> list[Part]:
         if workload is None:
             return [text(pause_text(begun)), *restore_parts(report)]
-        rest = f"The next round gives back what others had given up for {workload} alone."
+        rest = f"The next round restores what other workloads had given up for {workload} alone."
         restored = restore_parts(report, f"{workload} itself: no file had to be put back.")
         return [text(pause_text(begun)), *restored, text(rest)]
 

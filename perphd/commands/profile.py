@@ -23,7 +23,7 @@ _EXIT_FAILED = 1
 _TELLING = 5
 """Number of allocations after which the remaining time is estimated from the measured pace, not from the plan."""
 _EVERY_S = 10.0
-"""Time between two lines of progress without a terminal."""
+"""Seconds between two lines of progress without a terminal."""
 
 
 @click.command()

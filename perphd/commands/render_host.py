@@ -12,7 +12,7 @@ from perphd.domain.units import format_bytes
 from perphd.domain.workload import Kind
 
 NAMED = 3
-"""Maximum number of undeclared groups named in the line."""
+"""Maximum number of undeclared groups that are named."""
 PARTS = ("lras", "batch", "undeclared", "kernel", "steal", "idle")
 """Fields of ``CpuAccount`` that add up to its capacity."""
 

@@ -30,7 +30,7 @@ _LATTICE_HEADS = ("BATCH ON", "WEIGHT", "WORK", "", "BOUNDS", "DELAY", "BOUNDS",
 
 
 def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
-    """``perphctl model list``."""
+    """The output of ``perphctl model list``."""
     if not summaries:
         return [text("No LRA is declared, so there is no model: perphctl lra add NAME CGROUP")]
     rows = [
@@ -40,7 +40,7 @@ def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
 
 
 def origin_parts(found: ModelOrigin) -> list[Part]:
-    """``perphctl model origin``."""
+    """The output of ``perphctl model origin``."""
     known_as = f", which other hosts know as {found.application}" if found.application else ""
     lines = [f"{found.lra}{known_as}: {found.origin or 'learned here'}"]
     if found.outcome:
@@ -78,7 +78,7 @@ def _host_parts(counted: str, not_counted: str, found: ModelOrigin | ForecastOri
 
 
 def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
-    """``perphctl model show``; ``everything``: include batch weights between idle and the usual one."""
+    """The output of ``perphctl model show``. ``everything``: include batch weights between idle and the usual one."""
     s = view.summary
     lines: list[Cell] = [
         f"{s.lra}: {s.samples} samples in {s.cells} cells, {_kind(s)} load; {s.origin}; saved: {_saved(s)}"

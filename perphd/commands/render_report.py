@@ -18,7 +18,7 @@ from perphd.sizing.rows import SizeRow, saved
 
 _CLEAR_PCT: Final = 1.0
 LITTLE_H: Final = 24.0
-"""Shorter periods do not cover a day's load and batch."""
+"""Minimum number of hours that cover a day's variation of load and batch."""
 
 
 def verdict(report: Report) -> str:
@@ -59,7 +59,7 @@ def facts(report: Report) -> tuple[str, ...]:
 
 
 def report_parts(report: Report, sizes: Sequence[SizeRow] = ()) -> list[Part]:
-    """``perphctl report``."""
+    """The output of ``perphctl report``."""
     parts = [text(Styled(verdict(report), "bold")), text(*facts(report)), *tables(report)]
     return [*parts, *size_tables(sizes)]
 
@@ -90,7 +90,7 @@ def size_tables(sizes: Sequence[SizeRow]) -> list[Part]:
 
 
 def _confidences(sizes: Sequence[SizeRow]) -> list[str]:
-    """One sentence for each confidence, with the rows that have it. It is too long for a column."""
+    """One sentence for each confidence, which is too long for a column, with the rows that have it."""
     same: dict[str, dict[str, list[str]]] = {}
     for each in sizes:
         same.setdefault(each.confidence, {}).setdefault(each.workload, []).append(each.resource)

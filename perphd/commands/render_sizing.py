@@ -200,7 +200,7 @@ def _headroom_lines(host: HostHeadroom) -> Iterable[str]:
     if host.outlook.picked is None:
         yield f"selected: none: {host.outlook.reason}"
     else:
-        yield f"picked: {host.outlook.reason}"
+        yield f"selected: {host.outlook.reason}"
     if isinstance(host.headroom, Unavailable):
         again = host.headroom.reason == host.outlook.reason
         yield "headroom: unknown" + ("" if again else f": {host.headroom.reason}")

@@ -77,7 +77,7 @@ BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 
 
 def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> list[Part]:
-    """``perphctl status``. ``now_s``: the daemon's monotonic clock, for ages."""
+    """The output of ``perphctl status``. ``now_s``: the daemon's monotonic clock, for ages."""
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
     host = () if status.host is None else host_lines(status.host, status.workloads)
@@ -299,7 +299,7 @@ def _batch_state(item: WorkloadStatus) -> Cell:
 
 
 def _by_themselves(workloads: Sequence[WorkloadStatus], verbose: bool) -> list[Part]:
-    """Workloads that declared themselves; with ``verbose``, where they did."""
+    """Workloads that declared themselves; with ``verbose``, also the places of their declarations."""
     names = [item.spec.name for item in workloads if item.spec.declared_by]
     lines = declared_lines(workloads) if verbose else (f"Declared by themselves: {', '.join(names)}",)
     return [text(*(Styled(str(part), "dim") for line in lines for part in folded(line)))] if names else []

@@ -74,7 +74,7 @@ def facts(record: TrialRecord, analysis: Analysis) -> tuple[str, ...]:
 
 
 def report_parts(record: TrialRecord, analysis: Analysis) -> list[Part]:
-    """``perphctl trial report``."""
+    """The output of ``perphctl trial report``."""
     return [
         text(Styled(verdict(record, analysis), "bold")),
         text(*facts(record, analysis)),
@@ -108,7 +108,7 @@ def tables(record: TrialRecord, analysis: Analysis) -> list[Part]:
 
 
 def status_parts(record: TrialRecord, running: TrialStatus | None) -> list[Part]:
-    """``perphctl trial status``."""
+    """The output of ``perphctl trial status``."""
     if running is None:
         ending = record.ending
         assert ending is not None

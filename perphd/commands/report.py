@@ -1,6 +1,6 @@
 """perphctl report: performance of LRAs and batch, and perphd's actions (or hypothetical ones).
 
-Runs in this process.
+perphctl computes the report itself, from the store.
 """
 
 from __future__ import annotations

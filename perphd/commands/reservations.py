@@ -1,7 +1,7 @@
 """Reservations of workloads and capacity of the host: from the daemon, else from configuration and kernel.
 
 ``reserved_memory`` of the configuration counts first, else the limits of the workload's own control group. A limit
-that perphd itself has set on it is no reservation.
+that perphd itself has set on it is not a reservation.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _from_configuration() -> ReservedPlace:
             f"no daemon answers, and the configured store cannot be determined: {exc}; name it with --store"
         ) from exc
     simulated = config.host.kind == "simulated"
-    topology: Topology | Unavailable = Unavailable("unknown: only its daemon can read the simulated host")
+    topology: Topology | Unavailable = Unavailable(
+        "unknown: only the daemon that simulates this host can read it"
+    )
     if not simulated:
         try:
             topology = read_topology(RealFs(config.host.root))

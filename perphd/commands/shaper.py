@@ -38,7 +38,7 @@ def add_shaper_commands(cli: click.Group) -> None:
 
     @cli.group()
     def memfit() -> None:
-        """Search for the least memory that a workload needs."""
+        """Search for the minimum of memory that a workload needs."""
 
     @command(memfit)
     @click.argument("workload")
@@ -55,7 +55,7 @@ def add_shaper_commands(cli: click.Group) -> None:
         given = {"samples": samples, "step": delta}
         body = {key: value for key, value in given.items() if value is not None}
         data = out.client.send("PUT", f"memfit/{workload}", body)
-        out.say(data, f"{workload}: the search has begun; perphctl memfit status shows how far it is")
+        out.say(data, f"{workload}: the search has begun; perphctl memfit status shows its progress")
 
     @command(memfit)
     @click.argument("workload", required=False)

@@ -1,4 +1,4 @@
-"""Commit the store's tables and the models as datasets, for ``perphctl export`` and ``perphd ship``."""
+"""Commits the store's tables and the models as datasets, for ``perphctl export`` and ``perphd ship``."""
 
 from __future__ import annotations
 
@@ -134,7 +134,12 @@ def unshipped(
 
 
 def oldest_s(store: str) -> float | None:
-    """The time of the oldest row, in seconds since the epoch; None if there is none. Raises QueryError."""
+    """The time of the oldest row, in seconds since the epoch; None if there is none.
+
+    Raises:
+        QueryError: the store cannot be opened.
+        DatasetError: it cannot be read.
+    """
     connection = open_read_only(store)
     try:
         first = [

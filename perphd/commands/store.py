@@ -30,7 +30,7 @@ def add_store_commands(cli: click.Group) -> None:
     def query(out: Out, sql: str, limit: int, store: str | None) -> None:
         """Run one SQL SELECT on the store, read-only.
 
-        Tables: samples, decisions, outcomes, writes, events; their columns: PRAGMA table_info(samples).
+        Tables: samples, decisions, outcomes, writes, events, host; their columns: PRAGMA table_info(samples).
         Without a daemon the store's file is read.
         """
         data: Any = None

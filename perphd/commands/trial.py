@@ -143,7 +143,7 @@ def report(out: Out, path: str | None, html_path: str | None) -> None:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a file, or replace it whole.
+    """Write a file; it replaces an old one only when it is complete.
 
     Raises:
         PerphError: it cannot be written; the old one is unchanged.

@@ -51,7 +51,9 @@ _mode = click.option(
 @click.option(
     "--delay-tolerance-pct", type=Number(), help="Accepted growth of delay, in per cent [default: 50]."
 )
-@click.option("--min-work-rate-per-s", type=Number(), help="Absolute target instead: least work per second.")
+@click.option(
+    "--min-work-rate-per-s", type=Number(), help="Absolute target instead: minimum work per second."
+)
 @click.option(
     "--max-latency-ms",
     type=Number(),

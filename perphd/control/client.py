@@ -55,7 +55,7 @@ class Refused(PerphError):
 
 
 class Client:
-    """Requests to one daemon; each request uses its own connection."""
+    """Sends requests to one daemon. Each request uses its own connection."""
 
     def __init__(self, path: str, timeout_s: float = TIMEOUT_S) -> None:
         self.path, self._timeout_s = path, timeout_s

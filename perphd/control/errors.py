@@ -12,7 +12,7 @@ class Code(Enum):
 
     REFUSED = ("refused", 400)  # a value is not acceptable
     NOT_PERMITTED = ("not-permitted", 403)
-    NOT_FOUND = ("not-found", 404)  # no such workload
+    NOT_FOUND = ("not-found", 404)  # no such workload, job or other object
     NO_ROUTE = ("no-route", 404)  # this API has no such path
     METHOD = ("method-not-allowed", 405)
     TIMEOUT = ("timeout", 408)  # the client or the query was too slow

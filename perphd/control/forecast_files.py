@@ -37,14 +37,14 @@ class FileRefused(PerphError):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The worker's state: series by workload and reading, resources of the host, and its CPU use."""
+    """The worker's state: series by workload and reading, and the host's peaks by resource."""
 
     series: Mapping[tuple[str, str], Followed] = field(default_factory=dict)
     hosts: Mapping[str, HostPeaks] = field(default_factory=dict)
 
 
 def save_state(folder: Path, known: Known) -> None:
-    """Replace the state. Raises OSError; the old state is then unchanged."""
+    """Replace the state. Raises OSError if it cannot be written; the old state is then unchanged."""
 
     def write(file: BinaryIO) -> None:
         file.write(_FORMAT)
@@ -87,7 +87,7 @@ def load_state(folder: Path) -> Known:
 
 
 def publish(folder: Path, forecasts: Forecasts, memory: Mapping[str, MemoryForecast]) -> None:
-    """Replace the publication for display and for sizing. Raises OSError."""
+    """Replace the publications for display and for sizing. Raises OSError if a file cannot be written."""
     for name, value in (
         (PUBLISHED_FILE, forecasts),
         (SUMMARY_FILE, forecasts.summary),
@@ -115,7 +115,7 @@ def read_profile(path: Path) -> UsageProfile:
 
 
 def write_profile(path: Path, profile: UsageProfile) -> None:
-    """Replace a usage profile. Raises OSError."""
+    """Replace a usage profile. Raises OSError if it cannot be written."""
     text = json_of(usage_profile.as_record(profile)).encode()
     _replace(path, lambda file: file.write(text), sync=True)
 

@@ -140,7 +140,7 @@ class ForecastWorker:
             self.save()
 
     def save(self) -> None:
-        """Save the state. Raises OSError."""
+        """Save the state, the scores for other hosts, and the usage profile. Raises OSError if that fails."""
         self._saved_s = time.time()
         self._jobs.prune()
         files.save_state(self._folder, self._cycles.known)
@@ -207,7 +207,7 @@ def lines_of(descriptor: int, pending: bytes = b"") -> tuple[list[bytes], bytes]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until standard input ends. Raises PerphError, OSError."""
+    """Run until standard input ends. Raises PerphError for an invalid READER, OSError if a file cannot be written."""
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
     # systemd signals all processes of a service, but this one ends with its input.
     for number in (signal.SIGTERM, signal.SIGINT):

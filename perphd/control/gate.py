@@ -37,7 +37,10 @@ class ConnectionGate(asyncio.Protocol):
         self._most = most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Check the limit when a connection is passed on, because several may have been accepted at once."""
+        """Pass the connection on, or refuse it above the limit.
+
+        The limit is checked only here, because several connections may have been accepted at once.
+        """
         assert isinstance(transport, asyncio.Transport)
         limit = self._most(transport.get_extra_info("socket"))
         if self._server is not None and len(self._server.connections) < limit:

@@ -1,4 +1,4 @@
-"""Files that other programs read: metrics, and the workloads' names.
+"""Keeps the files up to date that other programs read: metrics, and the workloads' names.
 
 The daemon replaces them while it runs, and removes them when it stops.
 """
@@ -22,7 +22,7 @@ NAME: Final = "workloads"
 """File with the workloads' names, beside the socket, for shell completion."""
 LOOK_EVERY_S: Final = 5.0
 TELL_EVERY_S: Final = 60.0
-"""Shortest time between two log lines about an unexpected failure."""
+"""Minimum time in seconds between two log lines about an unexpected failure."""
 
 
 class KeptFile:

@@ -22,9 +22,9 @@ class ApiLimits:
     ``queries_cpu_s``: CPU time that all queries may use within ``queries_cpu_within_s``;
     ``reserved_queries_cpu_s`` of it is for administrators only. ``query_nice``: niceness of the query threads. It
     is not higher, because batch could keep such a thread from its CPU while the thread holds the interpreter lock,
-    which would delay the loop as well. ``rest``: readers are served one at a time. After each answer, all readers
-    wait for this multiple of the answer's CPU time (at least ``least_answer_s``), so that all readers together use
-    at most a fifth of a core.
+    which would delay the loop as well. ``rest``: after each answer to a reader, all readers wait for this multiple
+    of the answer's CPU time (at least ``least_answer_s``). Since readers are served one at a time, all readers
+    together use at most a fifth of a core.
     """
 
     connections: int = 64

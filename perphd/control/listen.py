@@ -24,7 +24,7 @@ class SocketTaken(PerphError):
 
 @dataclass(slots=True)
 class SocketListener:
-    """A listening socket that removes its files when it is closed. ``notes``: sentences for the operator."""
+    """A listening socket that removes its file when it is closed. ``notes``: sentences for the operator."""
 
     socket: socket.socket
     path: str
@@ -33,7 +33,7 @@ class SocketListener:
     _lock: int | None = None
 
     def close(self) -> None:
-        """Stop listening; remove the socket's file if it is still ours. Closing twice is fine."""
+        """Stop listening; remove the socket's file if it is still this listener's. Closing twice is fine."""
         self.socket.close()
         with contextlib.suppress(OSError):
             if self._inode is not None and os.lstat(self.path).st_ino == self._inode:

@@ -21,7 +21,7 @@ _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 _STATUSES: Final[Mapping[int, str]] = {
     400: "a value is refused; key names it, and allowed describes valid values",
     403: "the client lacks the right",
-    404: "there is no such workload, or no such path",
+    404: "there is no such workload, job or other object, or no such path",
     405: "the path does not support this method",
     408: "the client or the query was too slow",
     409: "the request conflicts with the present state",

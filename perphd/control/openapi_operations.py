@@ -128,7 +128,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "Release a reservation or a grant", record_of(released=TEXT), changes=True
     ),
     ("GET", "/v1/shaper"): Operation(
-        "The resource shaper's target for each workload, and the free memory", ShaperView
+        "The resource shaper's target for each workload, and the reclaimable memory", ShaperView
     ),
     ("GET", "/v1/memfit"): Operation("Every search for a memory limit", {"searches": tuple[FitView, ...]}),
     ("PUT", "/v1/memfit/{name}"): Operation(
@@ -216,7 +216,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "Cancel a job", record_of(cancelled={"type": "integer"}, state=TEXT), submits=True
     ),
     ("GET", "/v1/jobs/{name}/slots"): Operation(
-        "The elastic job to which this worker belongs: the number of running workers, and the file that lists them",
+        "The elastic job to which this worker belongs: its number of running workers, and the file with this number",
         {"job": int, "slots": Slots, "file": str},
     ),
     ("GET", "/v1/jobs/{name}/log"): Operation(

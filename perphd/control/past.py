@@ -32,7 +32,7 @@ def subjects_of(specs: Iterable[WorkloadSpec]) -> tuple[PastSubject, ...]:
 def past_status(now: AgentStatus, moment: PastMoment) -> AgentStatus:
     """The stored status at a moment, for the workloads that are declared now.
 
-    Settings in force are those of the last writes before the moment; there are none while no LRA was protected.
+    Settings in force are those of the last writes before the moment; none are shown if no LRA was protected then.
     """
     decided = moment.decisions.values()
     modes = {decision.mode for decision in decided if decision.mode is not None}

@@ -1,4 +1,4 @@
-"""The interface that the control API requires of the agent. The agent and the tests' fake implement it."""
+"""The interface that the control API requires from the agent. The agent and the tests' fake implement it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class AgentPort(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The host's capabilities, as probed at start."""
+        """The host's capabilities: as probed at start, with the present state of resctrl and of measurements."""
 
     @property
     def topology(self) -> Topology:
-        """The host's processors, as found at start."""
+        """The host's processors at the last round."""
 
     @property
     def queue(self) -> BatchQueue | None:
@@ -74,7 +74,10 @@ class AgentPort(Protocol):
         """The agent's present status."""
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
-        """The latest decisions about this LRA, newest first, made at or before ``at_s`` (monotonic)."""
+        """The latest decisions about this LRA, newest first, made at or before ``at_s`` (monotonic).
+
+        For batch: decisions about LRAs that changed its settings.
+        """
 
     def consequences(self, decision: Decision) -> Consequences:
         """The writes and the outcome of a decision."""
@@ -125,7 +128,7 @@ class AgentPort(Protocol):
         """Discard an LRA's model."""
 
     def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> Done:
-        """Observe or enforce, for one workload or for all without a mode of their own."""
+        """Set observe or enforce for one workload, or for all (which clears the modes of individual workloads)."""
 
     async def pause(
         self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None

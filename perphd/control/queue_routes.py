@@ -58,7 +58,7 @@ class QueueRoutes:
         self._agent, self._access, self._body = agent, access, body
 
     async def listed(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/jobs."""
+        """GET /v1/jobs: running and waiting jobs; with ``all``, ended jobs as well."""
         queue = self._queue()
         limit = _whole(request.query.get("limit", str(DEFAULT_ROWS)), "limit", 1, MAX_ROWS)
         everything = request.query.get("all") == "1"
@@ -70,13 +70,13 @@ class QueueRoutes:
         return web.Response(text=text, content_type="application/json")
 
     async def show(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/jobs/{name}."""
+        """GET /v1/jobs/{name}: one job with its forecast."""
         queue = self._queue()
         job = await self._job(queue, request)
         return {"job": encode(await queue.row(job, self._sees(peer, job)))}
 
     async def log(self, request: web.Request, peer: Peer) -> Any:
-        """GET /v1/jobs/{name}/log."""
+        """GET /v1/jobs/{name}/log: a part of the output of one attempt."""
         queue = self._queue()
         job = await self._own(queue, request, peer)
         if job.spec.output:
@@ -107,7 +107,7 @@ class QueueRoutes:
         return {"job": gang, "slots": encode(slots), "file": file}
 
     async def cancel(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/jobs/{name}."""
+        """DELETE /v1/jobs/{name}: cancel a job."""
         queue = self._queue()
         job = await self._own(queue, request, peer)
         if job.state.ended:
@@ -116,7 +116,7 @@ class QueueRoutes:
         return {"cancelled": done.id, "state": done.state.value}
 
     async def submit(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/jobs."""
+        """POST /v1/jobs: queue a job, an array or an elastic job."""
         queue = self._queue()
         specs = self._specs(await self._body(request, KEYS), peer, queue)
         await queue.ready()
@@ -154,7 +154,7 @@ class QueueRoutes:
         return {"event": encode(summary.event), "offer": encode(summary.offer)}
 
     async def begin_event(self, request: web.Request, peer: Peer) -> Any:
-        """POST /v1/event."""
+        """POST /v1/event: begin an event, which reduces copper."""
         queue = self._queue()
         body = await self._body(request, EVENT_KEYS)
         reason = _text(body, "reason")
@@ -170,7 +170,7 @@ class QueueRoutes:
         return {"event": encode(begun)}
 
     async def end_event(self, request: web.Request, peer: Peer) -> Any:
-        """DELETE /v1/event."""
+        """DELETE /v1/event: end the event."""
         queue = self._queue()
         left = await queue.end_event()
         queue.announce("event: ended by hand", peer.actor())

@@ -41,10 +41,11 @@ def doctor_parts(
     by_themselves: Iterable[str] = (),
     bands: Iterable[str] = (),
 ) -> list[Part]:
-    """``perphctl doctor``: the verdict, present capabilities, then the effect and the remedy of each missing one.
+    """The output of ``perphctl doctor``: the verdict, then present and missing capabilities.
 
-    ``limits``: settings and measurements that declared workloads cannot have. ``by_themselves``: workloads that
-    declared themselves, with the places. ``bands``: the mechanisms of each declared band here.
+    A missing capability is listed with its effect and its remedy. ``limits``: settings and measurements that declared
+    workloads cannot have. ``by_themselves``: workloads that declared themselves, with the places. ``bands``: the
+    mechanisms of each declared band here.
     """
     items = list(capabilities)
     parts: list[Part] = [
@@ -81,7 +82,7 @@ def declared_lines(workloads: Iterable[WorkloadStatus]) -> tuple[str, ...]:
 
 
 def limitations(status: AgentStatus) -> tuple[str, ...]:
-    """Settings and measurements of declared workloads that this host can never provide."""
+    """Settings and measurements that declared workloads lack on this host, with the reasons."""
     return (*status.notes, *not_enforceable_notes(status.workloads))
 
 
@@ -216,7 +217,7 @@ def limited_notes(workloads: Iterable[WorkloadStatus]) -> list[str]:
 
 
 def event_line(name: str, data: Mapping[str, Any], offset_s: float) -> str:
-    """``perphctl events``: one event. ``offset_s``: the wall clock minus the event's clock."""
+    """A line of ``perphctl events``: one event. ``offset_s``: the wall clock minus the event's clock."""
     moment = datetime.datetime.fromtimestamp(data["at_s"] + offset_s)
     who = f"{data['workload']}: " if data["workload"] else ""
     by = f"; by {data['by']}" if data.get("by") else ""
@@ -226,7 +227,7 @@ def event_line(name: str, data: Mapping[str, Any], offset_s: float) -> str:
 def restore_parts(
     report: RestoreReport, nothing: str = "Nothing had to be restored.", guess: str = ""
 ) -> list[Part]:
-    """``perphctl restore``: a summary, then every file that was not simply restored.
+    """The output of ``perphctl restore``: a summary, then every file that was not simply restored.
 
     ``nothing``: the summary of an empty report. ``guess``: why the report may concern the wrong directory.
     """

@@ -53,7 +53,7 @@ def only(given: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def whole(value: object, key: str, highest: int) -> int:
-    """A whole number from 1 to ``highest``. Raises ApiError."""
+    """A whole number from 1 to ``highest``. Raises ApiError for any other value."""
     allowed = f"a whole number from 1 to {highest}"
     try:
         number = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else 0
@@ -65,7 +65,7 @@ def whole(value: object, key: str, highest: int) -> int:
 
 
 def reading(key: str, value: object) -> float:
-    """A reading of the request: a number of at least 0 and below 1e18. Raises ApiError."""
+    """A reading of the request: a number of at least 0 and below 1e18. Raises ApiError for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
         raise ApiError(
             Code.REFUSED, f"{show(value)} is not accepted", key, "a number of at least 0 and below 1e18"

@@ -340,5 +340,5 @@ class Routes:
 
 
 def _values(keys: Iterable[Key], table: object) -> dict[str, Any]:
-    """A table in the form of a configuration file."""
+    """The values of these keys of a configuration table, in the form of a configuration file."""
     return {key.name: file_value(key, getattr(table, key.field)) for key in keys}

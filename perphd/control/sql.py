@@ -65,7 +65,7 @@ class Queries:
         return await self.ask(lambda connection: _json(fetch(connection, sql, limit)), may_change)
 
     async def ask(self, job: Callable[[sqlite3.Connection], bytes], may_change: bool) -> bytes:
-        """The result of a job on the store, within the same limits. Raises as ``answer``."""
+        """The result of a job on the store, within the same limits. Raises the errors of ``answer``."""
         if not self._config.store.enabled:
             raise ApiError(Code.UNAVAILABLE, "the store is disabled", "store.enabled", "true")
         if self._ended:

@@ -20,7 +20,7 @@ _PART: Final = {"memory": " (ceilings only)"}
 
 
 def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
-    """For each protection, and for counters: True if this host has it, False if not, None if only in part."""
+    """Maps each protection, and counters, to True if this host has it, False if not, None if only in part."""
     there = {item.name for item in items if item.present}
     writes = "privilege" in there
     cpu = writes and bool(there & {"cgroup.cpu", "cgroup.cpuset"})

@@ -166,7 +166,7 @@ class WorkloadRoutes:
         raise ApiError(Code.NOT_FOUND, f"there is no workload {show(name)}", "workload", shown)
 
     def check_lra(self, name: str) -> None:
-        """Raises ApiError unless an LRA has this name."""
+        """Raise ApiError unless an LRA has this name."""
         status = self.find(name)
         if status.spec.kind is not Kind.LRA:
             raise ApiError(

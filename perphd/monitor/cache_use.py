@@ -1,4 +1,4 @@
-"""Cache occupancy and memory bandwidth of workloads, from the resctrl groups that count them.
+"""Measures cache occupancy and memory bandwidth of workloads, with the resctrl groups that count them.
 
 The files of all groups stay open (``rdt.Monitor``). A workload that moves to another group, or whose group
 gets many new threads, has no rate for that interval, because the counters before and after cover different

@@ -1,4 +1,4 @@
-"""Performance events of one workload: MIPS, CPI, LLC misses per thousand instructions, stalls, context
+"""Counts performance events of one workload: MIPS, CPI, LLC misses per thousand instructions, stalls, context
 switches.
 
 All users of this host share its counters, so a group may count for only part of the interval. Its share is the

@@ -1,4 +1,4 @@
-"""Export of whole store tables as CSV, JSON lines or Parquet, streamed in batches to bound memory."""
+"""Exports whole store tables as CSV, JSON lines or Parquet, streamed in batches to bound memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel files of one workload, kept open, on cgroup v1, v2 and hybrid hosts.
+"""Reads the kernel files of one workload, which stay open, on cgroup v1, v2 and hybrid hosts.
 
 If a file is missing, its readings are Unavailable with the reason; the others are unaffected.
 

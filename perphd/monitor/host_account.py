@@ -1,4 +1,4 @@
-"""Accounting of the whole host: CPU time at every tick, everything else once a second or less.
+"""Accounts for the use of the whole host: CPU time at every tick, everything else once a second or less often.
 
 Callers pass CPU times and the samples of declared workloads; ``host_cpu.divide`` divides the time.
 """
@@ -36,7 +36,7 @@ DETAILED: Final = 6
 KERNEL_THREAD: Final = 0x00200000
 """PF_KTHREAD, a flag in /proc/PID/stat. The command line is not used: reading it may wait for the memory lock."""
 MOST_PROCESSES: Final = 512
-"""Number of processes in no group above which perphd examines none and assumes that some are no kernel threads."""
+"""Number of processes in no group above which perphd examines none and assumes that some are not kernel threads."""
 _MEMORY: Final = (line_needle("MemTotal:"), line_needle("MemAvailable:"))
 _NO_TOTALS: Final[Readings] = {
     "memory_total_bytes": NOT_MEASURED,

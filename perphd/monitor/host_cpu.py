@@ -1,4 +1,4 @@
-"""Division of the host's CPU time among LRAs, batch, undeclared groups, kernel, hypervisor and idle time.
+"""Divides the host's CPU time among LRAs, batch, undeclared groups, kernel, hypervisor and idle time.
 Pure.
 
 The kernel accounts the parts separately: /proc/stat counts ticks of CPUs, control groups count nanoseconds of tasks.

@@ -1,4 +1,4 @@
-"""Utilisation of the CPUs available to workloads, from /proc/stat."""
+"""Measures the utilisation of the CPUs available to workloads, from /proc/stat."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class HostLoad:
     """Utilisation of the host's CPUs between two readings, from /proc/stat.
 
     Args:
-        cpus: the CPUs to count. Isolated CPUs (isolcpus=) are often polled permanently, which is no load on
-            the CPUs available to workloads.
+        cpus: the CPUs to count. Isolated CPUs (isolcpus=) are often polled permanently, which does not load the
+            CPUs available to workloads.
     """
 
     def __init__(self, fs: KernelFs, cpus: CpuSet) -> None:

@@ -1,5 +1,4 @@
-"""Selection of performance events: all that this host counts, fewer while counters are short, more again
-later.
+"""Selects performance events: all that this host counts, fewer while counters are scarce, more again later.
 
 A refusal of an event, or of a group's size, applies to all workloads and is retried after a pause that
 doubles. Any other refusal (permission, a cgroup that perf does not see yet) is passed on. Groups that open
@@ -26,7 +25,7 @@ HARDWARE_ORDER: Final = (
 )
 """Hardware events, the most useful first; a smaller group leaves out the last ones."""
 GROUP_SIZES: Final = (len(HARDWARE_ORDER), 3, 2, 1)
-"""Group sizes to try when counters are short: without stalls, without misses, instructions alone."""
+"""Group sizes to try when counters are scarce: without stalls, without misses, instructions alone."""
 SOFTWARE: Final = (PerfEventKind.TASK_CLOCK_NS, PerfEventKind.CONTEXT_SWITCHES)
 
 RETRY: Final = BackoffRule(60.0, 3600.0)

@@ -1,4 +1,4 @@
-"""Utilisation of the host's network links.
+"""Measures the utilisation of the host's network links.
 
 Without this reading, a saturated link would look like a slow remote service.
 """

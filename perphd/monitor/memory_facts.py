@@ -1,11 +1,11 @@
-"""Kernel facts for sizing: OOM kills, unreclaimable memory, and the capacity for a set of groups.
+"""Reads kernel facts for sizing: OOM kills, unreclaimable memory, and the capacity for a set of groups.
 
 Readings are kept for ``KEPT_S`` seconds unless a workload's memory use changed, because most groups are stable for
-minutes. Each look reads at most ``READ_AT_ONCE`` known groups, the most overdue first. 100 workloads thus take 50
-looks.
+minutes. Each pass reads at most ``READ_AT_ONCE`` known groups, the most overdue first. 100 workloads thus take 50
+passes.
 
 Kills are detected sooner. While the host's own kill count (/proc/vmstat) is unchanged, no group had a kill.
-When it changes, every group's count is read again, ``KILLS_READ_AT_ONCE`` groups per look.
+When it changes, every group's count is read again, ``KILLS_READ_AT_ONCE`` groups per pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOVED_SHARE: Final = 0.05
 MOVED_WEIGHT: Final = 4.0
 """Factor on the age of readings of a workload whose use changed, when overdue readings are ranked."""
 READ_AT_ONCE: Final = 2
-"""Number of known groups that one look reads again. Reading one takes 40 us."""
+"""Number of known groups that one pass reads again. Reading one takes 40 us."""
 KILLS_READ_AT_ONCE: Final = 25
 RESERVE_SHARE: Final = 0.02
 """Share of a host's memory, or of a group's limit, that is left free for page tables and per-CPU caches."""
@@ -101,7 +101,7 @@ class MemoryFacts:
         self._doubtful.pop(cgroup, None)
 
     def of(self, cgroup: str) -> Facts:
-        """Facts of one group from the last look."""
+        """Facts of one group from the last call of ``look``."""
         kept = self._kept.get(cgroup)
         return _NOTHING if kept is None else kept.facts
 
@@ -202,7 +202,7 @@ class MemoryFacts:
         return fixed + max(0.0, swappable - swap)
 
     def _host(self) -> dict[str, float] | str:
-        """The host's memory figures in bytes, read once per look; or why they cannot be read."""
+        """The host's memory figures in bytes, read once per pass; or why they cannot be read."""
         if self._meminfo is None:
             self._meminfo = _meminfo(self._fs)
         return self._meminfo

@@ -1,4 +1,4 @@
-"""Meters: from the content of one kernel file to readings of a workload.
+"""Meters, which convert the content of one kernel file to readings of a workload.
 
 A meter keeps the counters' last values and knows neither paths nor read errors (``files`` does). ``take``
 puts a Reading for each of its ``fields`` into ``out``, regardless of the content.
@@ -158,7 +158,7 @@ class MemoryStat:
 
     @classmethod
     def v2(cls) -> MemoryStat:
-        """For cgroup v2, where every line includes descendants."""
+        """A meter for cgroup v2, where every line includes descendants."""
         lists = ("inactive_anon", "active_anon", "active_file", "unevictable")
         kernel = ("kernel_stack", "pagetables")
         refaults = ("workingset_refault_anon", "workingset_refault_file")
@@ -170,7 +170,7 @@ class MemoryStat:
 
     @classmethod
     def v1(cls) -> MemoryStat:
-        """For cgroup v1, where only ``total_`` lines include descendants; kernel memory has no lines."""
+        """A meter for cgroup v1, where only ``total_`` lines include descendants; kernel memory has no lines."""
         lists = ("total_inactive_anon", "total_active_anon", "total_active_file", "total_unevictable")
         refaults = ("total_workingset_refault_anon", "total_workingset_refault_file")
         return cls(
@@ -218,12 +218,12 @@ class BlockIo:
 
     @classmethod
     def v2(cls) -> BlockIo:
-        """For v2 ``io.stat``."""
+        """A meter for v2 ``io.stat``."""
         return cls(io_stat_bytes)
 
     @classmethod
     def v1(cls) -> BlockIo:
-        """For the v1 blkio controller."""
+        """A meter for the v1 blkio controller."""
         return cls(blkio_bytes)
 
     def take(self, data: bytes, now_s: float, out: Readings) -> None:

@@ -1,4 +1,4 @@
-"""The stored past: history over time, and the state at one moment, both at bounded cost.
+"""Reads the stored past: history over time, and the state at one moment, both at bounded cost.
 
 A week has 600000 samples per workload. A history examines only a few samples per slot, and a moment only the last
 sample of each workload. The index finds them, so the cost does not depend on the length of the past.
@@ -119,7 +119,7 @@ def read_history(
 def read_moment(
     connection: sqlite3.Connection, subjects: Sequence[PastSubject], at_unix_s: float, offset_s: float
 ) -> PastMoment:
-    """The last stored rows up to a moment. Raises sqlite3.Error."""
+    """The last stored rows up to a moment. Raises sqlite3.Error if the store cannot be read."""
     lras = [subject.name for subject in subjects if subject.kind is Kind.LRA]
     samples = (_sample_at(connection, subject.name, at_unix_s, offset_s) for subject in subjects)
     decisions = (_decision_at(connection, name, at_unix_s, offset_s) for name in lras)

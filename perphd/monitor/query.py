@@ -1,4 +1,4 @@
-"""Ad-hoc SQL on the store for people: read-only, bounded in time and in the size of the answer."""
+"""Answers ad-hoc SQL queries of people on the store: read-only, bounded in time and in the size of the answer."""
 
 from __future__ import annotations
 

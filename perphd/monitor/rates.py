@@ -1,4 +1,4 @@
-"""Rates from growing counters, over the interval actually covered."""
+"""Computes rates from growing counters, over the interval actually covered."""
 
 from __future__ import annotations
 

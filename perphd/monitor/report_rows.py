@@ -1,4 +1,4 @@
-"""Rows of a report from the store.
+"""Reads the rows of a report from the store.
 
 SQLite reduces samples to means of ten seconds: a week is 60480 rows per workload.
 """

@@ -1,8 +1,8 @@
-"""Residence of workloads: a cgroup's allowed CPUs, and the L3 domains where its threads use CPU time.
+"""Finds where workloads run: a cgroup's allowed CPUs, and the L3 domains where its threads use CPU time.
 
 On a host with several L3 domains, an LRA that stays on one socket needs protection only there. The cpuset
 comes from the kernel. If it spans several domains, ``/proc/PID/task/TID/stat`` shows on which CPU each thread
-ran last and how much CPU time it has used. Growth since the previous look counts for that CPU's domain.
+ran last and how much CPU time it has used. Growth since the previous reading counts for that CPU's domain.
 
 A domain counts as used immediately, and as unused only after a while: its share of CPU time is smoothed and
 starts equal for all domains. An LRA therefore loses protection in a domain only about a minute after leaving
@@ -25,15 +25,15 @@ from perphd.host.fs import KernelFs, read_text
 from perphd.host.process_stat import PROCESSOR, SYSTEM_TICKS, USER_TICKS, stat_fields
 
 LOOK_S: Final = 5.0
-"""Seconds between two looks at one workload."""
+"""Seconds between two readings of one workload's threads."""
 MAX_THREADS: Final = 64
-"""Maximum number of threads read per look, spread evenly over all threads: 64 files take about a millisecond."""
+"""Maximum number of threads per reading, spread evenly over all threads: 64 files take about a millisecond."""
 ENTERS: Final = 0.05
-"""Share of CPU time since the last look from which a domain counts as used."""
+"""Share of CPU time since the last reading from which a domain counts as used."""
 LEAVES: Final = 0.02
 """Smoothed share below which a domain counts as unused."""
 SMOOTHING: Final = 0.3
-"""Weight of the newest look. With it, a share of one half falls below ``LEAVES`` after ten looks without use."""
+"""Weight of the newest reading. With it, a share of one half falls below ``LEAVES`` after ten readings without use."""
 _EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cpus.effective",)}
 
 
@@ -82,7 +82,7 @@ class Residence:
                 self._look(watched, cgroup, topology, threads=name in closely)
 
     def home(self, name: str) -> CpuPlacement:
-        """Result of the last look at a workload."""
+        """Result of the last reading of a workload."""
         watched = self._watched.get(name)
         return NOWHERE if watched is None else watched.home
 
@@ -123,7 +123,7 @@ class Residence:
             cgroup = dirname(cgroup)
 
     def _used(self, watched: _Watched, cgroup: str, topology: Topology) -> dict[int, int]:
-        """Clock ticks of CPU time since the previous look, by the L3 domain where each thread ran last."""
+        """Clock ticks of CPU time since the previous reading, by the L3 domain where each thread ran last."""
         now: dict[int, int] = {}
         used: dict[int, int] = {}
         for pid, tid in _some(self._threads(cgroup)):

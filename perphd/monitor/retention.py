@@ -26,7 +26,10 @@ def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> int
     ``max_bytes``.
 
     Returns:
-        Number of rows deleted. Raises sqlite3.Error.
+        Number of rows deleted.
+
+    Raises:
+        sqlite3.Error: the database cannot be read or written.
     """
     deleted = 0
     for _ in range(MAX_CHUNKS):

@@ -1,4 +1,4 @@
-"""Run-queue delay of an LRA's whole cgroup subtree, whose process lists are read at every sample."""
+"""Measures the run-queue delay of an LRA's whole cgroup subtree, whose process lists are read at every sample."""
 
 from __future__ import annotations
 

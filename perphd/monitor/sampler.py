@@ -1,4 +1,4 @@
-"""Sampling of workloads: one Sample of each per tick, from kernel files that stay open.
+"""Samples workloads: one Sample of each per tick, from kernel files that stay open.
 
 Files are searched only when a workload appears, reappears or is rechecked (every few samples), not at every
 tick.

@@ -1,4 +1,4 @@
-"""The store's tables, and opening a database file that has them.
+"""Defines the store's tables, and opens a database file that has them.
 
 ``user_version`` of the file is SCHEMA_VERSION. A new reading in ``Sample`` only adds a column. This needs no new
 version, nor does a new table. Any other change needs one.

@@ -48,8 +48,9 @@ Counting batches alone would let a high rate of rows exceed the limit by several
 REASONS_EVERY_BATCHES: Final = 360
 """Number of batches after which reasons for missing readings are stored again, because retention deletes old rows."""
 REASONS_PER_STORE: Final = 8
-"""Number of times that reasons are stored among the rows kept, so that trimming never removes the only copy."""
+"""Number of times that each reason is stored within the kept rows, so that trimming never removes the only copy."""
 RETRY_AFTER_BATCHES: Final = 6
+"""Number of batches that are dropped after a failure before the next attempt to write."""
 LONGEST_PAUSE_S: Final = 0.25
 """Longest pause of the writer in seconds, while a caller needs the interpreter (``Store.paused``)."""
 MAX_MOVED_ASIDE: Final = 3
@@ -345,7 +346,11 @@ class _Writer:
         return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, domains, *numbers)
 
     def _forget_reasons(self, present: Set[str]) -> None:
-        """Forget the reasons of workloads that are no longer sampled, to bound memory."""
+        """Drop cached reasons for missing readings.
+
+        Every ``REASONS_EVERY_BATCHES`` batches, all reasons are dropped, and therefore stored again. Otherwise, to
+        bound memory, those of workloads that are no longer sampled are dropped once they outnumber the present ones.
+        """
         if self._batches % REASONS_EVERY_BATCHES == 0:
             self._reasons.clear()
         elif present and len(self._reasons) > 2 * len(present):

@@ -1,4 +1,4 @@
-"""Export of the store as a trace, in the tables of Alibaba's cluster-trace-v2023."""
+"""Exports the store as a trace, in the tables of Alibaba's cluster-trace-v2023."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _USED: Final = (*_MEANS, *_RESPONSE_TIMES, *(f"{stall}_pct" for stall in _STALLS
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Reservation of a workload: CPUs and bytes."""
+    """Reservation of a workload: CPUs, and memory in bytes."""
 
     cpus: Reading = NOT_MEASURED
     memory_bytes: Reading = NOT_MEASURED

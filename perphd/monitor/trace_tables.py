@@ -1,8 +1,8 @@
 """The tables of Alibaba's cluster-trace-v2023, as rows: node use, pods, and pod use.
 
-A row has the columns that are published, in their order; -1 means unavailable. The published trace is
-scaled to 0..1 in each column; a trace that perphd writes has CPUs, bytes, milliseconds and ratios. The publication
-does not define ``pod_cpu_limit_usage``. perphd takes it for the amount of CPU used.
+A row has the columns that are published, in their order; -1 means unavailable (for a time, an empty cell). The
+published trace is scaled to 0..1 in each column; a trace that perphd writes has CPUs, bytes, milliseconds and
+ratios. The publication does not define ``pod_cpu_limit_usage``. perphd takes it for the amount of CPU used.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def node_row(use: MachineUse, machine: TraceMachine) -> list[str]:
 def pod_row(workload: TraceWorkload) -> list[str]:
     """A row of the table of pods."""
     submitted_s, *others = (getattr(workload, field) for field in POD_COLUMNS.values())
-    # A missing time is -1.
+    # A missing time is an empty cell, because readers do not take -1 for a missing time.
     return ["" if isinstance(submitted_s, Unavailable) else _cell(submitted_s), *map(_cell, others)]
 
 

@@ -1,4 +1,4 @@
-"""CPU use of undeclared control groups, at bounded cost for any number of groups.
+"""Measures the CPU use of undeclared control groups, at bounded cost for any number of groups.
 
 Problem. A host has hundreds of groups, most of them idle. Reading all of them every second would cost more than the
 rest of a tick.

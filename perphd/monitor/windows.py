@@ -1,4 +1,4 @@
-"""The store's samples reduced to 60-second windows: the maximum of every reading.
+"""Reduces the store's samples to 60-second windows: the maximum of every reading.
 
 SQLite does the reduction, so that a week of samples takes 10080 numbers per reading. The window of the newest
 sample is incomplete and counts only as present use.
@@ -32,7 +32,7 @@ SERIES: Final = (
 """Names of the readings that are reduced to windows."""
 _RATES: Final = frozenset({"cpu_usage_cores", "mbw_bytes_per_s", "load_per_s"})
 ENDED_AFTER_S: Final = 3600.0
-"""Seconds without a sample, before the newest one, after which a workload counts as ended."""
+"""A workload counts as ended if its last sample is this many seconds older than the store's newest one."""
 _INTERVALS: Final = 501
 
 _WORKLOADS: Final = """

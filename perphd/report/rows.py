@@ -51,7 +51,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class JudgedWindow:
-    """Outcome of a decision."""
+    """Outcome of a decision. ``kept``: the change was kept after its review, not rolled back."""
 
     at_s: float
     lra: str

@@ -26,8 +26,9 @@ from perphd.report.calibration import Banded, predicted_batch_kept, predicted_on
 from perphd.report.rows import WINDOW_S, Decided, ReportHistory, ReportWindow
 
 STALE_S: Final = 300.0
-"""Largest age of a decision's target; unchanged decisions are stored once a minute."""
+"""Maximum age in seconds of a decision's target; unchanged decisions are stored once a minute."""
 RUNNING_CORES: Final = 0.05
+"""CPU use of all batch, in cores, below which batch counts as not running."""
 SAME_LOAD: Final = 0.15
 """Relative difference of work within which windows count as having the same load."""
 PLACES: Final = 84
@@ -58,13 +59,13 @@ class ReportPlace:
 
 @dataclass(frozen=True, slots=True)
 class LraSummary:
-    """Figures of one LRA.
+    """Figures for one LRA.
 
     ``observed``, ``enforced``: share on target in these modes. ``predicted``: the share predicted for the
     observed time with perphd.
     ``inherent_pct``: share of the observed time missed at such a load even without batch. ``acted``: decisions that
     changed something, or would have for the first time, by mode, action and cause. ``degraded``: hours by cause.
-    ``kept``, ``rolled_back``: evaluated changes in enforce.
+    ``kept``, ``rolled_back``: numbers of reviewed changes with this outcome.
     """
 
     lra: str
@@ -81,10 +82,10 @@ class LraSummary:
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """Figures of all batch together: mean CPU use in cores, by mode.
+    """Figures for all batch together: mean CPU use in cores, by mode.
 
     ``touched_pct``: share of its observed CPU time in runs in which an LRA needed protection. ``predicted_pct``: share
-    of its CPU time that perphd would have left.
+    of its CPU time that perphd would have left to it.
     """
 
     observed_cores: float | None

@@ -18,7 +18,7 @@ from typing import Final
 from perphd.domain.workload import Mode
 
 MIN_PAIRS: Final = 6
-"""Least number of pairs: six fair coins agree in one of 32 trials, so fewer pairs cannot reach 5 %."""
+"""Minimum number of pairs: six fair coins agree in one of 32 trials, so fewer pairs cannot reach 5 %."""
 MIN_BLOCK_S: Final = 60.0
 MAX_BLOCK_S: Final = 4 * 3600.0
 MAX_HOURS: Final = 24.0 * 31
@@ -35,9 +35,9 @@ MAX_SEED: Final = 2**32 - 1
 class Signal(StrEnum):
     """The quantity that a metric measures."""
 
-    DELAY = "delay"  # of an LRA; lower is better
-    WORK = "work"  # of an LRA; higher is better
-    BATCH = "batch"  # work of all batch together; higher is better
+    DELAY = "delay"  # an LRA's delay; lower is better
+    WORK = "work"  # an LRA's work rate; higher is better
+    BATCH = "batch"  # CPU use of all batch together; higher is better
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """Its name in reports, such as ``db.delay`` or ``batch.work``."""
+        """The metric's name in reports, such as ``db.delay`` or ``batch.work``."""
         return "batch.work" if self.signal is Signal.BATCH else f"{self.workload}.{self.signal}"
 
 

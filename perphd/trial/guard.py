@@ -18,10 +18,11 @@ b: means of successive observed blocks; within: variance of the minutes of a blo
 blocks are assumed to scatter like minutes, as they do when noise lasts longer than a block. Such noise makes two
 harmful blocks in a row likelier than chance alone, so the bounds are wide: tools/bench/trial counts false stops.
 
-"Worse" is the delay (latency, or waiting per work) relative to the reference, or the work, as far as contention
-explains its fall (``domain.signals.contended_ratio``): less load is no harm. An LRA that is as busy as before but
-answers nothing is harmed, too. The reference consists of the last observed blocks, so it follows the time of
-day. While an LRA does more work than in any observed block, ``BUSIER_DELAY`` raises the accepted delay.
+"Worse" refers to the delay (latency, or waiting per work) relative to the reference, or to a fall in work, to
+the extent that contention explains it (``domain.signals.contended_ratio``): a lower load is not harm. An LRA
+that is as busy as before but answers nothing is harmed, too. The reference consists of the last observed
+blocks, so it follows the time of day. While an LRA does more work than in any observed block, ``BUSIER_DELAY``
+raises the accepted delay.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ PRIOR: Final = 3.0
 HARMFUL_BLOCKS: Final = 2
 BUSY_SHARE: Final = 0.5
 _ENOUGH: Final = 0.75
-"""Least share of a window that readings must cover."""
+"""Minimum share of a window that readings must cover."""
 
 
 @dataclass(frozen=True, slots=True)

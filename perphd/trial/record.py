@@ -13,11 +13,11 @@ MAX_NOTES: Final = 100
 
 
 class End(StrEnum):
-    """Kind of a trial's end."""
+    """How a trial ended."""
 
     COMPLETE = "complete"  # all blocks ran
-    STOPPED = "stopped"  # by perphctl trial stop
-    HARM = "harm"  # by a guard rail
+    STOPPED = "stopped"  # perphctl trial stop ended it
+    HARM = "harm"  # a guard rail ended it
     CHANGED = "changed"  # a manual change made the rest a different experiment
 
 

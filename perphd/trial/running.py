@@ -13,7 +13,7 @@ from perphd.trial.guard import Guard, LraReading
 from perphd.trial.record import MAX_NOTES, Block, BlockMean, End, Ending, Note, TrialRecord
 
 ENOUGH: Final = 0.5
-"""Least share of a block's used part that a metric's readings must cover."""
+"""Minimum share of a block's used part that a metric's readings must cover."""
 _RESTARTED: Final = "perphd was restarted during it"
 _ENDED: Final = "the trial ended in it"
 _DID_NOT_RUN: Final = "perphd was not running"

@@ -82,7 +82,7 @@ def of_two(first: Sequence[float], second: Sequence[float]) -> MeanEstimate | No
 
 
 def holm(ps: Sequence[float], level: float) -> tuple[bool, ...]:
-    """For each hypothesis, whether Holm's procedure rejects it, with at most this probability of any false
+    """Holm's procedure: True for each hypothesis that it rejects, with at most this probability of any false
     rejection.
     """
     order = sorted(range(len(ps)), key=lambda i: ps[i])

@@ -201,7 +201,7 @@ def test_explain_opens_in_front_and_gives_the_focus_back(page: Any):
     button = page.get_by_role("button", name="Explain mysql")
     button.focus()
     page.keyboard.press("Enter")
-    panel = page.get_by_role("dialog", name="Why mysql has what it has")
+    panel = page.get_by_role("dialog", name="Why mysql has its settings")
     playwright.expect(panel).to_contain_text("It was ", timeout=SLOW_MS)
     assert page.evaluate("document.getElementById('panel').contains(document.activeElement)")
     page.keyboard.press("Escape")

@@ -272,7 +272,7 @@ def test_without_memory_high_an_estimate_is_all(tmp_path: Path) -> None:
     assert found.limit_bytes is None
     assert found.recommended_bytes is None
     assert not isinstance(found.estimate_bytes, Unavailable)
-    assert "no memory.high for it, so no limit can be tried: it used 1004.0 MiB at most" in found.reason
+    assert "no memory.high, so no limit can be tried: it used 1004.0 MiB at most" in found.reason
     assert found.phase == FitPhase.CONVERGED.value
     assert found.epochs == 1
     with pytest.raises(ConfigError):

@@ -229,7 +229,7 @@ def test_a_restore_from_a_guessed_directory_says_so_first_and_claims_nothing(
 def test_a_pause_of_one_workload_says_that_others_follow(run: Run) -> None:
     shown = " ".join(ok(run("pause", "db")).split())
     assert "db itself: no file had to be put back." in shown
-    assert "The next round gives back what others had given up for db alone." in shown
+    assert "The next round restores what other workloads had given up for db alone." in shown
     assert "Nothing had to be restored." in ok(run("pause"))
 
 

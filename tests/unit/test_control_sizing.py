@@ -119,7 +119,7 @@ def test_headroom(store: str):
     assert cpu["outlook"]["peak"] == pytest.approx(3.0, rel=0.01)
     assert memory["outlook"]["picked"] is None  # the spike of etl was not foreseen
     shown = ok(run("headroom", "--store", store, "--cores", "8"))
-    assert "picked: resource-central is the tightest predictor" in shown
+    assert "selected: resource-central is the tightest predictor" in shown
     assert f"headroom: {cpu['headroom']:.2f}cores of 8.00cores" in shown
 
 

@@ -1,9 +1,8 @@
-"""Backs batch off from devices on which it keeps LRAs from their bandwidth (``perphd.qos.contention``).
+"""Backs batch off from devices on which it takes bandwidth that LRAs need (``perphd.qos.contention``).
 
-Once a second, it measures for each watched disk, link and memory domain how busy it was, and the bytes that
-LRAs moved on it. A device is contended if it is busy while the LRAs, which wait for it, move less than 0.7 of
-the most that they ever moved on it. Only the LRAs' bandwidth counts, because a device that is fully used by
-batch does not help them.
+Once a second, perphd measures how busy each watched disk, link and memory domain was, and how many bytes the
+LRAs moved on it. A device is contended if it is busy, LRAs wait for it, and they move less than 0.7 of their
+peak on it. Only the LRAs' bandwidth counts, because a device that is fully used by batch does not help them.
 
 In enforce mode, an antagonist that reads hints is first asked to use less of the device. Antagonists then get
 a ceiling on the device, then a CPU ceiling, and are finally frozen for part of every four seconds. In
@@ -36,10 +35,11 @@ SAMPLE_S: Final = 1.0
 LONGEST_S: Final = 10.0
 """Longest interval in seconds between two samples. Counters over a longer interval do not show the present use."""
 DEMAND_FADES: Final = 0.98
-"""Ratio by which a workload's demand fades per sample while it is unrestricted. Demand is the most that it moved."""
+"""Ratio by which the demand of unrestricted batch fades per sample. Demand is the greatest rate seen, in bytes/s."""
 LEAST_BYTES_S: Final = 1e6
 """An LRA that never moved more bytes per second than this on a device does not depend on the device."""
 LEAST_CPUS: Final = 0.05
+"""Minimum of a CPU ceiling, in CPUs."""
 CYCLE_S: Final = 4.0
 """Length of a freeze cycle in seconds."""
 

@@ -1,4 +1,7 @@
-"""Disks for backoff, from ``/proc/diskstats``, the control groups' bytes, and I/O pressure."""
+"""Measures contention on disks for the device backoff.
+
+Its sources are ``/proc/diskstats``, the control groups' byte counts, and I/O pressure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from perphd.host.fs import KernelFs
 from perphd.qos.contention import Restriction
 
 LEAST_WAIT_PCT: Final = 10.0
-"""Least share of time, in percent, for which an LRA's tasks must wait for I/O to count as affected."""
+"""Minimum share of time, in percent, for which an LRA's tasks must wait for I/O to count as affected."""
 
 
 class ContendedDisks:

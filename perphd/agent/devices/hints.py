@@ -1,7 +1,7 @@
-"""Environment files that tell batch from which devices to back off.
+"""Writes environment files that tell batch from which devices to back off.
 
     PERPHD_BACK_OFF=disk:8:0,link:eth0              empty: none
-    PERPHD_BACK_OFF_BYTES_S=20000000,1500000        requested limit on each of them, in the same order
+    PERPHD_BACK_OFF_BYTES_S=20000000,1500000        requested limit on each of them in bytes/s, in the same order
 
 A hint lasts while the workload is restricted on the device, on any rung. A workload that is only observed
 gets no hint. The files are world-readable. A file is replaced atomically, and removed with its workload or

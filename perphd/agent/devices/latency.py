@@ -1,4 +1,4 @@
-"""Disk latency targets of workloads that ask for one (``io_latency_ms``), for all whole disks of the host.
+"""Sets the disk latency targets of workloads that ask for one (``io_latency_ms``), on all whole disks of the host.
 
 If a group waits longer than its target, the kernel slows down its sibling groups without a target or with a
 higher one. Groups below other parents are not affected (Documentation/admin-guide/cgroup-v2.rst, "IO

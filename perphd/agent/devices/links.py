@@ -1,4 +1,6 @@
-"""Network links for backoff: the devices' counters, and the throughput of workloads' TCP connections.
+"""Measures contention on network links for the device backoff.
+
+Its sources are the devices' counters and the throughput of workloads' TCP connections.
 
 No cgroup controller counts bytes sent. TCP counts them by connection: the bytes acknowledged by the peer are
 the effective bandwidth, and the time with unacknowledged bytes is the time for which the sender waited.
@@ -26,18 +28,18 @@ from perphd.host.sock_diag import Connection, tcp_connections
 from perphd.qos.contention import Restriction
 
 LEAST_WAIT_RATIO: Final = 0.5
-"""Least share of time for which an LRA's data must wait for acknowledgement to count as affected."""
+"""Minimum share of time for which an LRA's data must wait for acknowledgement to count as affected."""
 BEST_FADES: Final = 0.999
 """Ratio by which the greatest rate seen fades per sample. It stands for the speed of links of unknown speed."""
 LEAST_BEST_BYTES_S: Final = 5e6
-"""Least value of the greatest rate, in bytes per second, from which a link of unknown speed can count as full."""
+"""Bytes per second. A link of unknown speed whose greatest rate is below this never counts as busy."""
 LOOK_S: Final = 10.0
 """Seconds between two scans of addresses and control groups."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A workload's bytes across a device since the last call, and its waiting, weighted by bytes."""
+    """A workload's bytes across a device since the last call, and the share of time they waited, times the bytes."""
 
     acked_bytes: float = 0.0
     waited: float = 0.0
@@ -54,7 +56,7 @@ class _Places:
 
 
 class ContendedLinks:
-    """The host's links. Devices are those of ``[network]``; the ceiling is the limit of egress.
+    """The host's links. Devices are those of ``[network]``; the ceiling is the egress limit.
 
     ``full_ratio``: share of its speed from which a link counts as busy.
     """

@@ -1,8 +1,10 @@
-"""Memory bandwidth for backoff: resctrl's monitors by last-level cache, and the processor's stalls.
+"""Measures contention for memory bandwidth for the device backoff.
 
-A domain is busy if the total traffic of all workloads approaches its maximum so far, or the bandwidth that
-the operator states. An LRA waits if its cycles stall on memory. Without that counter, an LRA waits if it
-needs more cycles per instruction than at its best. If neither is known, perphd infers nothing.
+Its sources are resctrl's monitors by last-level cache, and the processor's stall counters.
+
+A domain is busy if the total traffic of all workloads approaches the bandwidth that the operator states,
+otherwise the domain's maximum so far. An LRA waits if its cycles stall on memory. Without that counter, an LRA
+waits if it needs clearly more cycles per instruction than at its best. If neither is known, no LRA waits.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ SATURATED: Final = 0.85
 BEST_FADES: Final = 0.999
 """Ratio by which the greatest traffic seen fades per sample, because the mix of work changes within a day."""
 LEAST_STALL_RATIO: Final = 0.3
+"""Share of its cycles stalled on memory from which an LRA waits."""
 LEAST_SLOWDOWN: Final = 1.2
+"""Ratio of an LRA's cycles per instruction to their lowest value from which the LRA starts to wait for memory."""
 CALM_SLOWDOWN: Final = 1.1
-"""Ratio of an LRA's cycles per instruction to their least value. From this ratio on, the LRA waits for memory."""
+"""The same ratio, below which a waiting LRA no longer waits."""
 CPI_FADES: Final = 1.0005
+"""Ratio by which the lowest cycles per instruction seen rise per sample."""
 LEAST_BEST_BYTES_S: Final = 1e9
 """Traffic in bytes/s. A domain that never moved more than this is never busy."""
 
 
 class ContendedMemory:
-    """The host's memory domains. Devices are ids of last-level caches; the ceiling is the MBA step below the
-    allowed traffic.
+    """The host's memory domains. Devices are ids of last-level caches; the ceiling is the greatest MBA
+    step that does not exceed the allowed traffic.
 
     ``levels_pct``: steps of MBA in %, ascending; empty if MBA cannot be set. ``capacity_bytes_s``: the host's memory
     bandwidth; 0 if unknown.
@@ -80,7 +85,10 @@ class ContendedMemory:
         return replace(wanted, mba_pct=tuple(sorted(steps.items())))
 
     def _busy_ratio(self, domain: str, moved_bytes_s: float, domains: int) -> float:
-        """How busy a domain is, from 0 to 1. It is 1 from ``SATURATED`` of the domain's greatest traffic on."""
+        """Utilisation of a domain, 0 to 1.
+
+        It reaches 1 at ``SATURATED`` of the stated capacity, or of the domain's greatest traffic if none is stated.
+        """
         best = max(moved_bytes_s, BEST_FADES * self._best.get(domain, 0.0))
         self._best[domain] = best
         if self._capacity:

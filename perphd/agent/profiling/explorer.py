@@ -61,7 +61,7 @@ class ExplorationGuard:
     max_delay_ratio: float = 3.0
 
     def complaint(self, sample: Sample, reference: ReferencePoint) -> str:
-        """Reason why this sample cannot be used; empty if it can."""
+        """The limit that this sample violates, in words; empty if it violates none."""
         perf = performance(sample, self.objective.latency_percentile)
         least, most = self.objective.min_work_rate_per_s, self.objective.max_latency_ms
         if available(perf.work):

@@ -42,7 +42,7 @@ MOST_CORE_STEPS = 16
 FEW_CORES = 4
 """On hosts with at most this number of cores, CPU time is varied instead of whole cores."""
 QUOTA_STEPS = 24
-"""Least number of steps of CPU time. With fewer, this axis alone has too few points for a model."""
+"""Minimum number of steps of CPU time. With fewer, this axis alone has too few points for a model."""
 QUOTA_GRAINS = (0.1, 0.05, 0.02, 0.01)
 """Candidate distances between two steps, in CPUs. The first that gives enough steps is used. The kernel's minimum is
 0.01.
@@ -55,7 +55,7 @@ MEMORY_MARGIN = 1.1
 """The granted memory is at least this multiple of the known use (perphd never makes an application swap)."""
 
 _STUCK = 13
-"""Number of samples after which a ceiling that has not moved will not move soon (one step takes five seconds)."""
+"""Number of samples after which a ceiling that has not moved counts as final (one step takes five seconds)."""
 _NEARLY = 1.03
 _MOST_AWAITED = 60
 """Number of samples after which a sample is accepted although its indicators are still not due."""
@@ -77,7 +77,7 @@ class ProfilePolicy:
         return "profile"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """The present settings."""
+        """The explorer's present settings, as a target state."""
         return TargetState({self._lra: self.settings})
 
 
@@ -237,7 +237,7 @@ def lattice_of(
 
 
 def settings_of(lattice: Lattice, point: Point, topology: Topology) -> Settings:
-    """The settings that grant a cell; axes at their maximum stay unchanged."""
+    """The settings that grant an allocation. A setting whose axis is at its maximum stays unchanged."""
     settings = UNTOUCHED
     domains = [cache.domain for cache in topology.l3_domains]
     for axis, step, value in zip(lattice.axes, point, lattice.values(point), strict=True):

@@ -1,4 +1,4 @@
-"""Progress of a profile, in a file replaced after every point, so that an interrupted run can resume."""
+"""Keeps a profile's progress in a file that is replaced after every point, so that an interrupted run can resume."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ SHARE: Final = 0.1
 """Default share of the lattice to try, up to ``MOST_POINTS``, because each point takes seconds."""
 MOST_POINTS: Final = 1000
 LEAST_ROWS: Final = 40
-"""Least number of points for a model of several knobs."""
+"""Minimum number of points for a model of several knobs."""
 LEAST_OF_ONE: Final = 20
-"""Least number of points for a model of one knob."""
+"""Minimum number of points for a model of one knob."""
 SPARE: Final = 1.25
 """Factor on the number of points that a model needs. The spare points replace those that turn out to be harmful."""
 SIGNS: Final = {CPUS: 0, QUOTA: 1, MEMORY: 1, WAYS: 1, MBW: 1}
@@ -67,7 +67,7 @@ SHARE_NAMES: Final = {
 LOAD: Final = "load_share"
 _LOAD_VARIES: Final = 0.1
 _MOVED: Final = 0.05
-"""Least movement of a knob, as a share of its range, that makes it informative."""
+"""A knob is informative if its relative values differ by more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ async def _profile(
 
 
 def least_rows(lattice: Lattice) -> int:
-    """The fewest allocations for a model of these knobs."""
+    """Minimum number of measured allocations for a model of these knobs."""
     return LEAST_OF_ONE if len(lattice.axes) == 1 else LEAST_ROWS
 
 

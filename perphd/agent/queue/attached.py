@@ -1,4 +1,4 @@
-"""The interface that the batch queue needs of the agent."""
+"""The interface that the batch queue needs from the agent."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ class Attached(Protocol):
         """Announce an event."""
 
     def problem(self, key: str, text: str | None) -> None:
-        """Set or clear a condition that an operator should know."""
+        """Report a condition that an operator should know about, or clear it (``text`` None)."""

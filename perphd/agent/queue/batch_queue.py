@@ -3,7 +3,7 @@
     submitted -> on disk -> considered -> "starting" on disk -> unit started -> confirmed on disk -> ended on disk
 
 Nothing here blocks the loop: the queue's file, systemd or control groups, and plans each have a thread. The
-loop holds the file's jobs in memory. At most one look runs at a time, with these steps:
+loop holds the file's jobs in memory. At most one scheduling pass runs at a time, with these steps:
 
 1. check the units of running jobs; 2. run a step of the planner; 3. freeze, requeue and start jobs.
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 FOLDER: Final = "queue"
 """Folder in the state directory for the file of jobs, their logs, and launchers' records."""
 LOOK_S: Final = 1.0
-"""Seconds between two looks, unless a submission or a cancellation asks for a look."""
+"""Seconds between two scheduling passes, unless a submission or a cancellation requests one."""
 DECIDE_S: Final = 5.0
 """Seconds between two steps of the planner while nothing happens in the queue."""
 START_PAUSE_S: Final = 10.0
@@ -74,6 +74,7 @@ START_PAUSE_S: Final = 10.0
 REFUSED_STATUS: Final = 126
 """Exit status of a job that can never be started; a shell uses it for a file that is not executable."""
 FORGET_S: Final = 3600.0
+"""Seconds between two deletions of jobs that ended long ago."""
 UNMEASURED_S: Final = 30.0
 """Longest time in seconds for which decisions wait for the first measurement of the host's use after a start."""
 
@@ -191,7 +192,7 @@ class BatchQueue:
         return replace(row, detail=replace(row.detail, forecast=found))
 
     async def view(self, also: QueuedJob | None = None) -> QueueView:
-        """The present input of a look. ``also``: a job whose forecast is requested."""
+        """The present input of a scheduling pass. ``also``: a job whose forecast is requested."""
         return await self._asked_about(lambda *known: self._planner.view(also, *known))
 
     async def _asked_about(self, ask: Callable[..., T]) -> T:
@@ -232,7 +233,7 @@ class BatchQueue:
         self, duration_s: float, copper_share: float, ramp_s: float, reason: str
     ) -> EventStatus:
         """Reduce copper to a share of its offer for a given time. The event is on disk on return. Raises
-        ConfigError.
+        ConfigError if it cannot be stored.
         """
         await self._open()
         event = CopperEvent(self._wall_clock(), duration_s, copper_share, ramp_s, reason)
@@ -251,13 +252,13 @@ class BatchQueue:
     # -- asked by the loop --------------------------------------------------------------------------------------
 
     def over(self, name: str, wanted: Settings) -> Settings:
-        """The settings for a workload, after the planner's freezes and an event's lower CPU ceiling of copper."""
+        """The settings of a workload, with the planner's freezes and an event's lower CPU ceiling for copper."""
         number = next((number for number, each in self._workloads.items() if each == name), None)
         job = None if number is None else self._jobs.live.get(number)
         return wanted if job is None else self._given.over(job, wanted, self.copper_share)
 
     def step(self, now_s: float, samples: Mapping[str, Sample], account: HostAccount | None) -> None:
-        """Run one round of the loop: record use, and begin a look if one is due."""
+        """Run one round of the loop: record use, and begin a scheduling pass if one is due."""
         self._use.note(now_s, self._workloads, samples, account)
         self._given.round_over()
         if self._first_step_s is None:
@@ -269,7 +270,7 @@ class BatchQueue:
             self._task = asyncio.get_running_loop().create_task(self._guarded())
 
     async def settled(self) -> None:
-        """Wait for the present look to finish, for virtual time."""
+        """Wait for the present scheduling pass to finish, for virtual time."""
         if self._task is not None:
             await self._task
 
@@ -284,7 +285,7 @@ class BatchQueue:
         for thread in self._threads.values():
             thread.shutdown(wait=True)
 
-    # -- one look -----------------------------------------------------------------------------------------------
+    # -- one pass -----------------------------------------------------------------------------------------------
 
     async def _guarded(self) -> None:
         try:
@@ -308,7 +309,7 @@ class BatchQueue:
         return self._problem if self._wall_clock() < self._paused_until_s else ""
 
     async def look(self) -> None:
-        """Run one look; see the module.
+        """Run one scheduling pass; see the module.
 
         Raises:
             QueueError: the file cannot be read or written.

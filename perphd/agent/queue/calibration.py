@@ -1,4 +1,4 @@
-"""The stored calibration of the queue's predictions, which survives restarts of the daemon.
+"""Stores the calibration of the queue's predictions, which thus survives restarts of the daemon.
 
 The record is a small file, replaced whenever an ended job has changed the calibration. An unreadable record is replaced
 by the next write: the queue then learns again, from cautious priors.

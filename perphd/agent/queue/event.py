@@ -1,4 +1,4 @@
-"""An event in the daemon: its record in the state directory, and the share that copper gets now."""
+"""The event that reduces copper: its record in the state directory, and the share that copper gets now."""
 
 from __future__ import annotations
 

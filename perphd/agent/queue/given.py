@@ -30,7 +30,7 @@ class QueueGiven:
         self._last: dict[int, Settings] = {}
 
     def over(self, job: QueuedJob, wanted: Settings, copper_share: float) -> Settings:
-        """The settings of a job, after the planner's freezes and an event's lower CPU ceiling of copper."""
+        """The settings of a job, with the planner's freezes and an event's lower CPU ceiling for copper."""
         settings = self._noted[job.id] = _settings(job, wanted, copper_share)
         return settings
 

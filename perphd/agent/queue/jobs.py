@@ -1,4 +1,4 @@
-"""All jobs of the queue in memory, as in its file. Every change reaches the disk before the memory."""
+"""Keeps all jobs of the queue in memory, as in its file. Every change reaches the disk before the memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 class QueueJobs:
-    """The jobs of the queue; see the module. ``in_thread``: runs a call in the file's own thread."""
+    """The jobs of the queue; see the module. Methods raise QueueError if the file cannot be read or written.
+
+    ``in_thread``: runs a call in the file's own thread.
+    """
 
     def __init__(self, path: Path, in_thread: Callable[[Callable[[], object]], Awaitable[object]]) -> None:
         self._path, self._in_thread = path, in_thread
@@ -58,7 +61,7 @@ class QueueJobs:
 
     @property
     def waiting(self) -> list[QueuedJob]:
-        """Jobs without a unit, because they are waiting or have ended."""
+        """Jobs that have not ended and have no unit."""
         return [job for job in self.live.values() if not job.state.active]
 
     @property

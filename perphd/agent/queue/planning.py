@@ -1,6 +1,6 @@
-"""The state of the queue's planning thread: measured use, and the history of jobs.
+"""Plans for the batch queue: keeps measured use, and asks the history of jobs.
 
-Only one thread at a time may use it.
+Only one thread at a time may use a planner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 MEMORY_SHARE: Final = 0.95
 """Share of the host's memory that jobs and everything else may use together."""
 LEAST_OTHERS_SHARE: Final = MEMORY_SHARE - MEMORY_LIMIT_RATIO
-"""Least share of the host's memory that counts as used by everything else.
+"""Minimum share of the host's memory that counts as used by everything else.
 
 It keeps jobs from getting more than copper may use.
 """
@@ -104,7 +104,7 @@ class QueuePlanner:
         capacity: tuple[float, float],
         given: GivenCpus | None = None,
     ) -> None:
-        """Add the measurements since the last look. ``given``: CPUs in force for running jobs."""
+        """Add the measurements since the last scheduling pass. ``given``: CPUs in force for running jobs."""
         self._given = given or GivenCpus({})
         for use in uses:
             self._offer = with_use(
@@ -130,7 +130,10 @@ class QueuePlanner:
         preempts: bool,
         copper_share: float,
     ) -> QueueStep:
-        """Decide for this look. ``capacity``: CPUs and bytes of the host."""
+        """Decide what to start, freeze or requeue in this scheduling pass.
+
+        ``capacity``: the host's CPUs, and its memory in bytes.
+        """
         considered, together, workers = led(waiting)
         view = self.view(None, now_s, capacity, considered, active, copper_share, preempts)
         if workers or together:
@@ -159,7 +162,7 @@ class QueuePlanner:
             self._waits = [*self._waits[1 - WAITS :], max(0.0, job.since_s - job.submitted_s)]
 
     def remember(self, waits: Sequence[tuple[float, float]]) -> None:
-        """Add the waits of jobs that started before this daemon: start and submission of each, in order of starts."""
+        """Set the waits of jobs that started before this daemon: start and submission of each, in order of starts."""
         self._waits = [max(0.0, at_s - since_s) for at_s, since_s in waits[-WAITS:]]
 
     def ended(self, job: QueuedJob, now_s: float) -> None:
@@ -199,7 +202,9 @@ class QueuePlanner:
         copper_share: float,
         preempts: bool = False,
     ) -> QueueView:
-        """The input of a look. ``also``: a job whose outlook is included even if the look would not consider it."""
+        """The input of a scheduling pass. ``also``: a job whose outlook is included even if the pass would not
+        consider the job.
+        """
         running = [
             self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S, self._given.of(job.id))
             for job in active

@@ -94,5 +94,5 @@ class QueueRoom:
         self._announcer.tell(EventKind.JOB, text, workload, by)
 
     def problem(self, key: str, text: str | None) -> None:
-        """Set or clear a condition that an operator should know."""
+        """Report a condition that an operator should know about, or clear it (``text`` None)."""
         self._records.problem(key, text, self._clock.now_s)

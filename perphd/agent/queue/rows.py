@@ -1,4 +1,4 @@
-"""Convert jobs of the queue for display and for the list of workloads."""
+"""Converts jobs of the queue for display and for the list of workloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 def row_of(
     job: QueuedJob, sees: bool, reasons: Mapping[int, str], order: Mapping[int, str], now_s: float
 ) -> JobRow:
-    """One job as a row. ``sees``: the requester may see all of it.
+    """One job as a row. ``sees``: the requester may see the job's details.
 
     ``reasons``, ``order``: why each waiting job waits, and its position in the queue, by job number.
     """

@@ -1,8 +1,8 @@
 """Environment files with the number of running workers of each elastic job.
 
-    PERPHD_SLOTS=3 workers that run; frozen ones do not count
-    PERPHD_SLOTS_LEAST=1    the core
-    PERPHD_SLOTS_MOST=6
+    PERPHD_SLOTS=3          workers that run; frozen ones do not count
+    PERPHD_SLOTS_LEAST=1    the job's minimum number of workers (its core)
+    PERPHD_SLOTS_MOST=6     the job's maximum number of workers
 
 The file is world-readable. It is replaced atomically, and removed when no worker is left.
 """

@@ -19,7 +19,7 @@ COMMAND: Final = (sys.executable, "-P", "-m", "perphd.batch.solver")
 PATIENCE_S: Final = 15.0
 """Seconds after which the process is killed: the solver's own time limit plus the start on a busy host."""
 EVERY_S: Final = 30.0
-"""Least time in seconds between the starts of two solver processes."""
+"""Minimum time in seconds between the starts of two solver processes."""
 
 
 class QueueSolver:

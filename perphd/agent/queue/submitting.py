@@ -1,4 +1,4 @@
-"""Checks of a submission. perphd refuses a job that this host can never run at once, instead of storing it."""
+"""Checks submissions. A job that this host can never run is refused immediately, instead of being stored."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def check(
     Args:
         specs: the new jobs.
         config: the queue's limits.
-        capacity: CPUs and bytes of the host.
-        find: returns the job of a number, or None.
+        capacity: the host's CPUs, and its memory in bytes.
+        find: returns the job with a number, or None.
         waiting: number of jobs already waiting.
 
     Raises:

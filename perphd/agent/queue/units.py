@@ -56,15 +56,15 @@ class QueueUnits:
 
     @property
     def leaving_numbers(self) -> set[int]:
-        """The jobs to which the leaving units belong."""
+        """Numbers of the jobs to which the leaving units belong."""
         return {found[0] for unit in self.leaving if (found := attempt_of(unit)) is not None}
 
     def prepare(self) -> None:
-        """Create the folder of logs; blocks. Raises OSError."""
+        """Create the folder of logs; blocks. Raises OSError if that fails."""
         self._logs.prepare()
 
     async def found(self, find: Callable[[int], QueuedJob | None]) -> None:
-        """Remember existing units of jobs that must not run."""
+        """Note existing units of jobs that must not run; ``leaving`` lists them."""
         units: Sequence[str] = ()
         with contextlib.suppress(KernelError, OSError):
             units = await self._run(self._runner.units)
@@ -106,7 +106,10 @@ class QueueUnits:
     async def news(
         self, active: Sequence[QueuedJob], now_s: float
     ) -> list[tuple[QueuedJob, JobEvent | None]]:
-        """The events of present attempts since the last call. Raises KernelError."""
+        """Each active job with the event of its present attempt since the last call; None if nothing has happened.
+
+        Raises KernelError if the units cannot be read.
+        """
         states = await self._run(lambda: self._runner.look(active))
         return [(job, self._event(job, states.get(job.id), now_s)) for job in active]
 
@@ -128,7 +131,7 @@ class QueueUnits:
             self.leaving.discard(unit)
 
     async def end_leaving(self) -> None:
-        """Retry to end the leaving units."""
+        """Try again to end the leaving units."""
         for unit in tuple(self.leaving):
             await self.end(unit)
 

@@ -1,5 +1,5 @@
-"""Use of the host by jobs and by everything else, averaged over a few seconds for the planner (at first over
-one round).
+"""Averages the use of the host by jobs and by everything else, over a few seconds (at first over one round), for
+the planner.
 
 The use of everything else is the host's use less that of the jobs. In some rounds it is unknown: a job has no sample
 yet, or has ended since the previous round, so its use would count as that of everything else. The last known value then

@@ -98,7 +98,7 @@ class Sessions:
         return name
 
     def find(self, name: str | None) -> Session:
-        """The session of a cookie. Raises RequestRefused."""
+        """The session of a cookie. Raises RequestRefused if there is none or it has expired."""
         found = self._sessions.get(name or "")
         now_s = self._now_s()
         if found is None or now_s - found.seen_s > SESSION_S:

@@ -1,4 +1,4 @@
-"""Requests of the page other than the live stream. Answers are JSON values."""
+"""Answers the page's requests other than the live stream, with JSON values."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Changer: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 ROUNDED_S: Final = 0.05
 MOST_POD_NAME: Final = 320
 REMEMBERED: Final = 256
-"""Maximum number of decisions that the daemon keeps for each LRA."""
+"""Number of latest decisions to request when a workload is explained."""
 
 
 def number(query: Mapping[str, str], key: str, default: float, least: float, most: float) -> float:
-    """A number from the query. Raises PerphError."""
+    """A number from the query. Raises PerphError if it is not a number from ``least`` to ``most``."""
     text = query.get(key, str(default))
     try:
         value = float(text)

@@ -18,11 +18,11 @@ import aiohttp
 from perphd.domain.errors import PerphError
 
 LEAST_S: Final = 0.95
-"""Shortest time between two status requests: slightly below a second, because ticks jitter."""
+"""Minimum time in seconds between two status requests: slightly below a second, because ticks jitter."""
 AGAIN_S: Final = 2.0
-"""Pause before the next attempt to reach a daemon that does not answer."""
+"""Seconds before the next attempt to reach a daemon that does not answer."""
 SILENT_S: Final = 60.0
-"""Silence after which a stream counts as broken; the daemon sends a keep-alive every 15 s."""
+"""Seconds of silence after which a stream counts as broken; the daemon sends a keep-alive every 15 s."""
 MAX_BEHIND: Final = 64
 """Number of unread messages after which a viewer loses the oldest."""
 
@@ -63,7 +63,7 @@ class Feed:
     async def messages(self) -> AsyncIterator[FeedMessage]:
         """All messages from now on, after the newest picture.
 
-        The connection to the daemon lasts as long as the iteration.
+        The connection to the daemon lasts until the last viewer's iteration ends.
         """
         queue: asyncio.Queue[FeedMessage] = asyncio.Queue()
         if self._last is not None and self._viewers:

@@ -29,7 +29,7 @@ class FleetPage:
         self._kept: tuple[float, dict[str, Any]] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """The page's data. Raises Unreachable."""
+        """The page's data. Raises Unreachable if the extender does not answer."""
         if not self._url:
             return {"parts": [], "extender": ""}
         async with self._turn:
@@ -41,7 +41,10 @@ class FleetPage:
             return self._kept[1]
 
     async def explain(self, pod: str) -> dict[str, Any]:
-        """The nodes that were rejected for a pod with the reasons, and the order of the others. Raises Unreachable."""
+        """The nodes that were rejected for a pod with the reasons, and the order of the others.
+
+        Raises Unreachable if no extender is configured, or it does not answer.
+        """
         if not self._url:
             raise Unreachable("no extender is named: perphctl dashboard --extender URL")
         return {"parts": _parts(explained_parts, await self._asked("/explain", pod=pod))}

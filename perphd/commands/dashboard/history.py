@@ -127,7 +127,7 @@ def _lra(query: Query, name: str, percentile: str, columns: set[str], grid: Grid
 
 
 def _targets(query: Query, name: str, grid: Grid, measured: Sequence[int]) -> tuple[list[Any], list[Any]]:
-    """The targets of work and delay, from the newest decision, in buckets with measurements."""
+    """The targets of work and delay in buckets with measurements: means over its decisions, else the last targets."""
     of = f"FROM decisions WHERE workload = {quoted(name)}"
     before = query(
         f"SELECT target_work, target_delay {of} AND wall_s < {grid.since_s!r} ORDER BY wall_s DESC LIMIT 1"
@@ -185,7 +185,7 @@ def _gaps(grid: Grid) -> list[float | None]:
 
 
 def _usual(sources: Sequence[str]) -> str:
-    """The source of most values."""
+    """The most frequent source; empty if there is none."""
     return Counter(sources).most_common(1)[0][0] if sources else ""
 
 
@@ -194,5 +194,5 @@ def _reading(value: Any) -> Reading:
 
 
 def _number(reading: Reading) -> float | None:
-    """Rounded to six digits; a plot shows three."""
+    """The reading, rounded to six digits (a plot shows three); None if unavailable."""
     return float(f"{reading:.6g}") if available(reading) else None

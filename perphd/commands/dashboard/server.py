@@ -59,7 +59,7 @@ class Dashboard:
         self._cookie = "perphd_dashboard"
 
     async def start(self, address: str, port: int) -> int:
-        """Listen; returns the port, which the kernel chooses if ``port`` is 0. Raises OSError."""
+        """Listen; returns the port, which the kernel chooses if ``port`` is 0. Raises OSError if it is unavailable."""
         app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._outermost])
         for path in PAGES:
             app.router.add_get(path, self._page)

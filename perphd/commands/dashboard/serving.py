@@ -84,7 +84,7 @@ async def serve(
     say: Callable[[str], None],
     extender: str = "",
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C. Raises as ``Serving.start``."""
+    """Serve until SIGTERM or Ctrl-C. Raises the errors of ``Serving.start``."""
     serving = Serving(client, admin, url_file, extender)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

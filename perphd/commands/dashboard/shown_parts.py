@@ -18,7 +18,7 @@ TONES: Final = {
     "dim": "dim",
     "bold": "strong",
 }
-"""A terminal's style -> the page's class."""
+"""The page's CSS class for each style of a terminal."""
 
 
 def shown(parts: Iterable[Part], caption: str = "") -> list[dict[str, Any]]:

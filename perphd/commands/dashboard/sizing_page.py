@@ -41,7 +41,7 @@ class SizingPage:
         self._kept: tuple[float, dict[str, Any]] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """The page's data. Raises PerphError."""
+        """The page's data. Raises PerphError if the store cannot be read."""
         async with self._turn:
             now_s = time.monotonic()
             if self._kept is None or now_s - self._kept[0] > KEPT_S:

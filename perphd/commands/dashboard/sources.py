@@ -20,7 +20,7 @@ from perphd.domain.wire import decode
 from perphd.monitor.query import run_query
 
 TOPOLOGY_S: Final = 60.0
-"""Time after which the host's processors are read again, since CPUs can be hot-plugged."""
+"""Seconds after which the host's processors are read again, since CPUs can be hot-plugged."""
 AT_ONCE: Final = 4
 """Maximum number of concurrent requests to the daemon."""
 
@@ -34,12 +34,12 @@ class DaemonSide:
         self._topology: tuple[float, Topology] | None = None
 
     async def get(self, route: str, **query: str | int | None) -> Any:
-        """The answer to a GET of ``/v1/ROUTE``. Raises as ``Client.send``."""
+        """The answer to a GET of ``/v1/ROUTE``. Raises the errors of ``Client.send``."""
         async with self._places:
             return await asyncio.to_thread(self.client.get, route, **query)
 
     async def send(self, method: str, route: str, body: dict[str, Any]) -> Any:
-        """The answer to a changing request. Raises as ``Client.send``."""
+        """The answer to a changing request. Raises the errors of ``Client.send``."""
         async with self._places:
             return await asyncio.to_thread(self.client.send, method, route, body)
 
@@ -67,11 +67,11 @@ class DaemonSide:
 
 Rows: TypeAlias = list[list[Any]]
 Query: TypeAlias = Callable[[str], Rows]
-"""Runs one SELECT. Raises PerphError."""
+"""Runs one SELECT. Raises PerphError if the query is refused or fails."""
 
 MAX_ROWS: Final = 100_000
 QUERY_S: Final = 30.0
-"""Time limit for one query on the file, in a thread of this process."""
+"""Time limit in seconds for one query on the file, in a thread of this process."""
 
 
 class StoreSide:
@@ -83,7 +83,7 @@ class StoreSide:
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[Query], Any]) -> Any:
-        """Run ``work`` with a query function, in a thread. Raises PerphError."""
+        """Run ``work`` with a query function, in a thread. Raises PerphError if a query is refused or fails."""
         async with self._turn:
             return await asyncio.to_thread(work, self.query)
 

@@ -40,7 +40,7 @@ def run(out: Out, interval_s: float, count: int | None, as_text: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """True if standard input and output are a terminal."""
+    """True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 

@@ -31,7 +31,7 @@ from perphd.domain.workload import Mode
 
 T = TypeVar("T")
 RETRY_S: Final = 2.0
-"""Pause before the next attempt to reach a daemon that does not answer."""
+"""Seconds before the next attempt to reach a daemon that does not answer."""
 HISTORY_EVERY_S: Final = 10.0
 STEPS: Final = 60
 """Number of steps through the past that make up the visible span."""

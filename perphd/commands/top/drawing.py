@@ -204,7 +204,7 @@ def _length(line: Line) -> int:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """The text truncated to this width, with a mark."""
+    """The text, truncated to this width with an ellipsis if it is longer."""
     if _length(line) <= width:
         return line
     cut: Line = []

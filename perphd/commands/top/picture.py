@@ -20,7 +20,7 @@ from perphd.control.numbers import duration
 from perphd.control.table import Styled, clean
 
 TALL: Final = 34
-"""Least number of terminal rows for the graph of the chosen LRA."""
+"""Minimum number of terminal rows for the graph of the chosen LRA."""
 _GRAPH_ROWS: Final = 6
 _GRAPH_LABELS: Final = ("4/3", "", "1", "", "", "3/4")
 _LABEL: Final = 7

@@ -59,7 +59,7 @@ class Reading(ModalScreen[None]):
             yield Static(self._content)
 
     def on_mount(self) -> None:
-        """Let arrow keys scroll at once."""
+        """Move the focus to the text, so that arrow keys scroll it."""
         self.query_one("#reading").focus()
 
 

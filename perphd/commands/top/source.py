@@ -19,7 +19,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.wire import decode
 
 TOPOLOGY_S: Final = 60.0
-"""Time between two reads of the processors, since CPUs can be hot-plugged."""
+"""Seconds between two reads of the processors, since CPUs can be hot-plugged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class EventLine:
 
 
 class Source:
-    """Queries one daemon. Every method raises as ``Client.send``."""
+    """Queries one daemon. Every method raises the errors of ``Client.send``."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

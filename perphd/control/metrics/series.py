@@ -39,7 +39,7 @@ GROUPS: Final[Mapping[str, tuple[MetricSeries, ...]]] = {
     "The daemon itself": (
         _gauge("perphd_info", "Always 1; the labels name the running version.", "version", "policy"),
         _gauge("perphd_enforcing", "1 if the general mode is enforce, 0 if it is observe."),
-        _gauge("perphd_pauses", "Pauses in force, of single workloads and of all."),
+        _gauge("perphd_pauses", "Pauses in force: of individual workloads and of all together."),
         _gauge("perphd_problems", "Conditions that need an operator; perphctl status names them."),
         _gauge("perphd_conflicts", "Kernel settings left to another writer that changed them twice."),
         _gauge("perphd_journal_entries", "Kernel settings whose original value is kept, to be restored."),
@@ -162,7 +162,7 @@ GROUPS: Final[Mapping[str, tuple[MetricSeries, ...]]] = {
             "Work rate signal per second; signal: sli (units), mips (millions of instructions), cpu (cores).",
             *_LRA, "signal",
         ),
-        _gauge("perphd_lra_work_rate_target", "Least work per second, in the same unit.", *_LRA, "signal"),
+        _gauge("perphd_lra_work_rate_target", "Minimum work rate, in the same unit.", *_LRA, "signal"),
         _gauge(
             "perphd_lra_delay_seconds",
             "Delay signal, if it is a time: latency, or waiting for a CPU per unit of work.",

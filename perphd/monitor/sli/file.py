@@ -82,7 +82,7 @@ class FileSource:
 
 
 def _load(path: str, known: _Version | None) -> tuple[_Version, bytes | None]:
-    """The file's version, and its content if the version is new. Raises OSError."""
+    """The file's version, and its content if the version is new. Raises OSError if it cannot be read."""
     # Opening a FIFO without a writer would block the daemon.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:

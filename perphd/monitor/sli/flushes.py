@@ -17,10 +17,9 @@ Every event is counted once: an event reported too late for its window counts in
 Uncertainty, one sigma, of each of the two ends x:
 
   timing   n d / (P sqrt(12)) for each jump that x cuts: its flush came at any moment between two readings, d
-  apart
+           apart
   split    c n sqrt(A (1 - A)), added up: work is not evenly spread. c is the relative difference between the
-  rates of
-           consecutive windows, at least EVEN
+           rates of consecutive windows, at least EVEN
   counts   n A (1 - A): requests arrive at random
   unseen   events before x whose flushes are still to come, as many as the backends did P earlier
   overdue  events of flushes that should have come: how many events fewer the last P brought than those before it

@@ -70,7 +70,7 @@ class KeyedReader:
         self._work = CountWindow(delivered=delivered)
 
     def reading(self, text: str, at_s: float, every: Resolution | None = None) -> SliReading:
-        """The indicators in ``text``, which was written at ``at_s``. Raises ParseError.
+        """The indicators in ``text``, which was written at ``at_s``. Raises ParseError if it has another format.
 
         ``every``: how often such texts are delivered; None if perphd requests them.
         """

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: status counters over the Unix socket, by an account without any privileges.
+"""Indicators of MariaDB and MySQL, from status counters that an account without any privileges may read.
 
 Both servers sum all threads' counters on request, so counts are exact at any moment. They count completed requests but
 not offered ones, so the load is unavailable. The latency is that of statements. It comes from the server's histogram:

@@ -1,4 +1,4 @@
-"""Creation of SLI sources from their configuration."""
+"""Creates SLI sources from their configuration."""
 
 from __future__ import annotations
 

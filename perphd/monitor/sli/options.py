@@ -135,11 +135,13 @@ def _server(default_socket: str, default_port: str) -> tuple[Option, ...]:
 
 
 def _resolution(default: str) -> Option:
-    meaning = f"how often its figures change: no rate is taken over a shorter time; default: {default}"
+    meaning = (
+        f"interval at which the source's figures change; no rate covers a shorter time; default: {default}"
+    )
     return Option("resolution_s", meaning, "seconds, more than 0 and at most 86400", _is_seconds)
 
 
-_EXACT = "they are exact at any moment"
+_EXACT = "none, as they are exact at any moment"
 _FOUND = "found from its readings"
 OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
     {
@@ -228,7 +230,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 required=True,
             ),
             _seconds("timeout_s", "time limit, after which the command is killed", "2"),
-            _seconds("every_s", "least time between two runs; the last indicators hold in between", "1"),
+            _seconds("every_s", "minimum time between two runs; the last indicators hold in between", "1"),
             _resolution(_FOUND),
         ),
         "push": (_seconds("max_age_s", "age of the last push from which the indicators are stale", "10"),),

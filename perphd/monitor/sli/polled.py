@@ -16,7 +16,7 @@ from perphd.monitor.sli.resolution import Resolution, ResolutionFinder
 
 RETRY: Final = BackoffRule(1.0, 30.0)
 SLOW_RETRY: Final = BackoffRule(1.0, 4.0)
-"""After a timeout: a slow server is alive, and its indicators matter most while it is slow."""
+"""Backoff after a timeout. It is short, because a slow server's indicators matter most while it is slow."""
 
 AnsweredAt: TypeAlias = Callable[[], float]
 """Returns the moment of the call, as time base of a rate, on the same scale as ``now_s``."""

@@ -1,4 +1,4 @@
-"""PostgreSQL: transactions per second, by a role without any privileges.
+"""Indicators of PostgreSQL: transactions per second, read by a role without any privileges.
 
 A backend reports its counts when a transaction ends, but at most once a second (PGSTAT_MIN_INTERVAL). The
 source reads the counts several times a second between readings, and computes rates between reports

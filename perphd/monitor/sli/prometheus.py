@@ -58,7 +58,7 @@ class Selector:
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
         """True for a series of this name with at least these labels.
 
-        The parser appends ``_total`` to every counter's name, so that this name matches as well.
+        The parser appends ``_total`` to every counter's name, so the name with this suffix matches as well.
         """
         return name in (self.name, f"{self.name}_total") and all(
             labels.get(key) == value for key, value in self.labels

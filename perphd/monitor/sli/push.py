@@ -26,7 +26,7 @@ class PushSource:
         return self._pushed.resolution
 
     def worked(self, cpu_s: float | None) -> None:
-        """Do nothing: pushed values are no counters, so CPU time tells nothing about their resolution."""
+        """Do nothing: pushed values are not counters, so CPU time says nothing about their resolution."""
 
     def push(self, reading: SliReading, now_s: float) -> None:
         """Take new indicators, which replace all earlier ones."""

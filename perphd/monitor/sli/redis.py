@@ -1,4 +1,4 @@
-"""Redis and its forks: commands per second from INFO, and latency from LATENCY HISTOGRAM.
+"""Indicators of Redis and its forks: commands per second from INFO, and latency from LATENCY HISTOGRAM.
 
 The histogram contains execution times, without the time that commands waited in the queue.
 """

@@ -47,7 +47,7 @@ FALLS: Final = 4.0
 DEEP: Final = 5.0
 """F at the resolution is at most this multiple of the least F."""
 NEGLIGIBLE: Final = 0.15
-"""Relative error of single readings that needs no correction."""
+"""Relative error of a reading that needs no correction."""
 MOST_STANDSTILLS: Final = 0.05
 """Share of readings at which a busy program's counter may stand still and still count as exact."""
 ALIKE: Final = 1.5
@@ -88,10 +88,10 @@ def least_requests(percentile: str) -> float:
 class Origin(StrEnum):
     """Origin of a known resolution."""
 
-    STATED = "stated"  # a property of this kind of source
+    STATED = "stated"  # this kind of source has a known resolution
     CONFIGURED = "configured"
     FOUND = "found"
-    ASSUMED = "assumed"  # until it is found
+    ASSUMED = "assumed"  # a placeholder until the resolution is found
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Resolution:
     def awaited(self) -> Awaited:
         """The reading before the next report is due."""
         if self.origin is Origin.ASSUMED:
-            return Awaited("how often the source reports is not known yet")
+            return Awaited("the reporting interval of the source is not known yet")
         return Awaited(f"the source reports every {max(self.seconds, self.proven_s):.3g} s")
 
     def __str__(self) -> str:
@@ -299,7 +299,7 @@ class CountWindow:
 
     Windows of an inexact counter begin and end at a report, as far as readings show, and last at least one
     resolution. Windows are contiguous: no event is lost or counted twice. A missed reading widens the window.
-        There is no rate for the first reading, nor after a decrease.
+    There is no rate for the first reading, nor after a decrease.
 
     ``delivered``: the first total was read when it was reported, so that it can begin a window.
     """

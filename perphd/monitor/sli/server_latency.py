@@ -75,7 +75,7 @@ def of_redis(answer: object, left_out: Sequence[str]) -> Totals | Unavailable:
     """Cumulative counts from the answer to LATENCY HISTOGRAM, without commands that begin with ``left_out``.
 
     For each command that was called, the answer has pairs of a bound in microseconds and the cumulative calls.
-        The bounds double from one to the next.
+    Each bound is twice the previous one.
     """
     counts = [0.0] * (_REDIS_BOUNDS + 1)
     for name, told in _pairs(answer):

@@ -33,7 +33,7 @@ class Probe(Protocol):
 
 
 ProbeOpener = Callable[[str, int, Sequence[int]], Probe]
-"""Takes a directory, its inode (0: unknown) and ports, and returns the attached programs. Raises KernelError."""
+"""Takes a directory, its inode (0: unknown) and ports, and attaches the programs. Raises KernelError if that fails."""
 PlaceFinder = Callable[[str, Sequence[int]], Placement]
 """Takes the workload's cgroup and configured ports; returns where its connections can be observed."""
 

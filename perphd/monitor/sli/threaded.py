@@ -84,7 +84,7 @@ class WatchedSource(OwnThreadSource):
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
         super().__init__(label, timeout_s, known)
         self._asked = threading.Event()
-        """Set while a caller waits for a reading; the watch that is running then ends with one."""
+        """Set while a caller waits for a reading; the running watch then ends and returns one."""
         self._closed = False
         self._pause_s = 0.0
         self._watching: Future[SliReading | None] | None = None
@@ -116,7 +116,7 @@ class WatchedSource(OwnThreadSource):
         return reading
 
     def _watch(self) -> SliReading | None:
-        """Look repeatedly until a reading is requested; None if none is requested for too long."""
+        """Query repeatedly until a reading is requested; None if none is requested for too long."""
         unasked_s = time.monotonic() + UNASKED_S
         pause_s = self._pause_s
         while True:

@@ -1,14 +1,14 @@
-// A plot over time by uPlot, with a line at the target, marks for decisions, and the same in words.
+// A plot over time, drawn by uPlot, with a line at the target and marks for decisions; and the same in words.
 
 import { el, figure, fill, moment } from "./dom.js";
 
 const HEIGHT = 190;
 const NEAR_PX = 9;
-const MOST_LINES = 30; // more decisions than these are marked at the top alone: lines would hide the plot
+const MOST_LINES = 30; // with more decisions, only their marks at the top are drawn, because lines would hide the plot
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const charts = new Set();
 
-/** A colour of the style sheet, as it is now. */
+/** A colour of the style sheet, in the present colour scheme. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 dark.addEventListener("change", () => {
@@ -23,8 +23,8 @@ const sizes = new ResizeObserver((entries) => {
 });
 
 /**
- * One figure. `lines`: [{label, colour, dash, step, width}] in the order of the data's columns; `title`, `unit`;
- * `onMark(mark)`: somebody chose a decision. Data: [times, ...columns] with null where nothing was measured.
+ * A figure with a plot. `lines`: [{label, colour, dash, step, width, fill}] in the order of the data's columns.
+ * `onMark(mark)` is called when the user clicks a decision. Data: [times, ...columns], null where nothing was measured.
  */
 export class Chart {
   constructor(title, unit, lines, onMark = null) {
@@ -51,7 +51,7 @@ export class Chart {
     this.describe();
   }
 
-  /** A line at a moment that is replayed; null: none. */
+  /** Draws a line at the replayed moment; null removes it. */
   point(at_s) {
     this.shown_s = at_s;
     this.plot?.redraw(false);
@@ -159,7 +159,7 @@ export class Chart {
     return value === null || value === undefined ? "not measured" : `${figure(value)}${this.unit ? ` ${this.unit}` : ""}`;
   }
 
-  /** The newest value beside the title, and the plot in a sentence. */
+  /** Shows the newest value beside the title, and describes the plot in a sentence for screen readers. */
   describe() {
     const [times_s, first] = this.data;
     const known = first.filter((value) => value !== null && value !== undefined);
@@ -178,7 +178,7 @@ export class Chart {
     if (this.details.open) this.tell();
   }
 
-  /** The plot as a table of two dozen rows. */
+  /** Shows the plot as a table of about two dozen rows. */
   tell() {
     const [times_s, ...columns] = this.data;
     const step = Math.max(1, Math.floor(times_s.length / 24));
@@ -209,7 +209,7 @@ function swatch(line) {
   return svg;
 }
 
-/** The top of the axis: a little more than the greatest value. */
+/** The upper end of the axis, slightly above the greatest value. */
 function nice(high) {
   return high > 0 ? high * 1.08 : 1;
 }
@@ -218,7 +218,7 @@ function trim(value) {
   return Math.abs(value) >= 1000 ? `${(value / 1000).toFixed(1).replace(/\.0$/, "")}k` : String(Number(value.toPrecision(3)));
 }
 
-/** Ticks in this browser's time zone; the date where a day begins or comes first. */
+/** The texts of ticks, in this browser's time zone; the first tick of each day also shows the date. */
 function times(ticks) {
   const two = (number) => String(number).padStart(2, "0");
   let day = null;

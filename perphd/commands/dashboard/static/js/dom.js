@@ -1,6 +1,6 @@
-// Elements of the page, made without HTML text: what workloads are called is never markup.
+// Makes elements of the page without HTML text, so that names of workloads are never interpreted as markup.
 
-/** A new element. Keys of `attributes` that begin with "on" are listeners; `class`, `text` and `data-*` as usual. */
+/** A new element. Keys of `attributes` that begin with "on" name events; `text` is its text; others are attributes. */
 export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
@@ -20,17 +20,17 @@ export function fill(parent, ...children) {
   parent.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }
 
-/** Replaces the text only where it differs, so that selections stay and readers are not told the same again. */
+/** Replaces a different text. An equal one stays, so that selections are kept and screen readers do not repeat it. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** A cell's text with its tone. */
+/** An element with the text and the tone of a cell. */
 export function toned(cell, tag = "span") {
   return el(tag, { class: cell.tone || null, text: cell.text });
 }
 
-/** A table of {caption, columns, right, rows}; `rows` are lists of cells. `last` makes one more cell of a row. */
+/** A table of {caption, columns, right, rows}; `rows` are lists of cells. `last(row number)` makes a last cell. */
 export function table(data, last = null) {
   const right = new Set(data.right);
   const head = data.columns.map((name, i) =>
@@ -57,7 +57,7 @@ export function table(data, last = null) {
   );
 }
 
-/** Tables and lines that the server has made. */
+/** Elements for the tables and lines of an answer. */
 export function parts(list) {
   return list.map((part) =>
     part.kind === "table"
@@ -66,7 +66,7 @@ export function parts(list) {
   );
 }
 
-/** A moment of this browser's time zone. */
+/** A moment as text, in this browser's time zone. */
 export function moment(unix_s, withDate = false) {
   const at = new Date(unix_s * 1000);
   const two = (number) => String(number).padStart(2, "0");
@@ -74,7 +74,7 @@ export function moment(unix_s, withDate = false) {
   return withDate ? `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${time}` : time;
 }
 
-/** A number of three or four figures. */
+/** A number as text with up to two decimals; a dash if it is missing. */
 export function figure(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);

@@ -1,4 +1,4 @@
-// The fleet page: the extender's nodes and calls, asked again every few seconds, and a pod's placement.
+// The fleet page: the extender's nodes and calls, updated every few seconds, and the placement of a pod.
 
 import { el, fill, find, moment, parts, say } from "./dom.js";
 import { ask } from "./net.js";

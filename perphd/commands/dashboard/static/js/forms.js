@@ -1,4 +1,4 @@
-// The forms: what if this work came, and, where this server allows it, steering.
+// The forms: the prediction for new batch work and, if this server allows it, the buttons that control perphd.
 
 import { el, fill, find, parts, say } from "./dom.js";
 import { ask, change, rights } from "./net.js";
@@ -16,7 +16,7 @@ find("whatif").addEventListener("submit", async (event) => {
 
 const ACTIONS = {
   "admin-pause": ["pause", { for_s: 3600, reason: "from the dashboard" }, "Pause perphd for an hour? It restores everything that it has changed."],
-  "admin-resume": ["resume", {}, "Let perphd go on?"],
+  "admin-resume": ["resume", {}, "Resume perphd?"],
   "admin-observe": ["mode", { mode: "observe" }, "Observe only? perphd restores everything that it has changed."],
   "admin-enforce": ["mode", { mode: "enforce" }, "Enforce? perphd then changes settings of the declared workloads."],
 };

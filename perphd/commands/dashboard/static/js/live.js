@@ -1,4 +1,4 @@
-// What the page shows of one moment: the rows, the host, changes, what needs somebody.
+// Draws one moment: workloads, the host, changes, and conditions that need an operator.
 
 import { el, fill, find, moment, say, table, toned } from "./dom.js";
 import { drawMaps } from "./maps.js";
@@ -11,15 +11,15 @@ export function draw(picture, explain) {
   say(find("headline"), picture.headline.text);
   document.body.dataset.tick = picture.tick;
   document.body.dataset.at = picture.at_s;
-  rows(find("lras"), "Applications and what they have", picture.lra_heads, picture.lras, [2, 3, 4, 5, 6], explain);
-  rows(find("batch"), "Batch and what it gets", picture.batch_heads, picture.batch, [2, 3, 4], explain);
+  rows(find("lras"), "Applications and their settings", picture.lra_heads, picture.lras, [2, 3, 4, 5, 6], explain);
+  rows(find("batch"), "Batch and its settings", picture.batch_heads, picture.batch, [2, 3, 4], explain);
   host(picture);
   drawMaps(find("maps"), picture);
   changes(picture);
   needs(picture);
 }
 
-/** A table of workloads. Its buttons stay the same elements while the rows are about the same workloads. */
+/** A table of workloads. While the workloads are the same, its elements are kept and only their texts change. */
 function rows(place, caption, heads, items, right, explain) {
   if (items.length === 0) {
     fill(place, el("p", { class: "dim", text: "None is declared." }));
@@ -112,7 +112,7 @@ function needs(picture) {
   fill(place, ...picture.needs.map((line) => toned(line, "li")));
 }
 
-/** What somebody who cannot see the page should hear of a new picture. */
+/** The text that a screen reader reads aloud after a new picture; empty if nothing important has changed. */
 export function news(before, now) {
   if (before === null) return "";
   const told = [];

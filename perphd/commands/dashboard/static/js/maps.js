@@ -1,8 +1,8 @@
-// Who may use which core and which cache way.
+// Maps of the cores and the cache ways, with the workloads that may use them.
 
 import { el, fill } from "./dom.js";
 
-/** Cores and ways by owner, with a legend that says the same in words. */
+/** Draws the cores and ways with their owners, and a legend. */
 export function drawMaps(place, picture) {
   const key = JSON.stringify([picture.owners, picture.cores, picture.ways]);
   if (place.dataset.key === key) return;
@@ -53,7 +53,7 @@ function byOwner(pairs, picture, noun) {
   return [...numbers].map(([owner, list]) => `${picture.owners[owner].name} has ${noun} ${ranges(list)}`).join("; ");
 }
 
-/** 0, 1, 2, 5 as "0-2, 5". */
+/** Numbers as ranges: "0-2, 5" for 0, 1, 2, 5. */
 export function ranges(numbers) {
   const found = [];
   for (const number of [...numbers].sort((a, b) => a - b)) {
@@ -68,8 +68,8 @@ const SHARES = {
   lra: "applications only",
   batch: "batch only",
   shared: "applications and batch",
-  free: "nobody declared",
-  isolated: "kept free by the kernel",
+  free: "no declared workload",
+  isolated: "reserved by the kernel's command line",
   offline: "offline",
 };
 

@@ -1,4 +1,4 @@
-// What a model believes: curves with the bounds that the policy acts on, and the same as tables.
+// A model's predictions: curves with the bounds that the policy uses, and tables.
 
 import { colour } from "./chart.js";
 import { el, fill, find, parts } from "./dom.js";
@@ -8,7 +8,7 @@ const COLOURS = ["lra", "batch", "undeclared"];
 let drawn = [];
 let shown = null;
 
-/** The names that can be chosen. */
+/** Offers these names of LRAs for selection. */
 export function offer(names) {
   const place = find("model-lra");
   if ([...place.options].map((option) => option.value).join("\n") === names.join("\n")) return;

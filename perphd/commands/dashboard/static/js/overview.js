@@ -1,4 +1,4 @@
-// The overview: follows the live stream and draws it, or a moment of the past.
+// The overview: draws the live stream, or a moment of the past.
 
 import { el, find, moment, say } from "./dom.js";
 import "./forms.js";
@@ -21,7 +21,7 @@ const replay = new Replay(plots, (picture) => {
   if (last !== null) draw(last, why);
 });
 
-/** Explains a workload as it is, or was at the moment shown. */
+/** Explains a workload at the shown moment. */
 function why(name) {
   explain(name, replay.at_s);
 }

@@ -1,4 +1,4 @@
-// The panel in front of the page: what perphd decided, and why.
+// The panel in front of the page: perphd's decisions about a workload, with their reasons.
 
 import { el, fill, find, parts } from "./dom.js";
 import { ask } from "./net.js";
@@ -14,14 +14,14 @@ panel.addEventListener("click", (event) => {
 /** Explains a workload: its newest decisions, or those up to a moment. */
 export async function explain(name, at_s = null) {
   const mine = ++opened;
-  find("panel-title").textContent = `Why ${name} has what it has`;
-  fill(find("panel-body"), el("p", { class: "dim", text: "Asking" }));
+  find("panel-title").textContent = `Why ${name} has its settings`;
+  fill(find("panel-body"), el("p", { class: "dim", text: "Loading" }));
   if (!panel.open) panel.showModal();
   try {
     const answer = await ask("explain", { workload: name, at: at_s });
     if (mine !== opened) return;
     const made = parts(answer.parts);
-    fill(find("panel-body"), ...(made.length ? made : [el("p", { text: "No decision about it is remembered." })]));
+    fill(find("panel-body"), ...(made.length ? made : [el("p", { text: "No decision about it is stored." })]));
   } catch (error) {
     if (mine === opened) fill(find("panel-body"), el("p", { class: "bad", text: error.message }));
   }

@@ -1,4 +1,4 @@
-// The plots of the applications: delay, rate and CPU time over the chosen stretch of time, going on live.
+// The plots of the applications and the host over the selected period, updated live.
 
 import { Chart } from "./chart.js";
 import { el, fill, find, moment, say } from "./dom.js";
@@ -10,7 +10,7 @@ const SOURCES = { sli: "requests", mips: "instructions", cpu: "CPU time" };
 const HOST = [["lras", "applications", "lra"], ["batch", "batch", "batch"], ["undeclared", "undeclared work", "undeclared"]];
 
 export class Plots {
-  /** `explain(name, at_s)` opens an explanation; `changed()`: another stretch of time is shown. */
+  /** `explain(name, at_s)` opens an explanation. `changed()` is called when another period is shown. */
   constructor(explain, changed) {
     Object.assign(this, { explain, changed, data: null, cards: new Map(), last_s: 3600, asked: 0, open: new Map() });
     this.buttons = Object.entries(NAMES).map(([seconds, text]) =>
@@ -90,13 +90,13 @@ export class Plots {
     const key = `${marks.length} ${marks.at(-1)?.at_s}`;
     if (card.list.dataset.key === key) return;
     card.list.dataset.key = key;
-    card.count.textContent = `${marks.length} decision${marks.length === 1 ? "" : "s"} about ${name} in this time`;
+    card.count.textContent = `${marks.length} decision${marks.length === 1 ? "" : "s"} about ${name} in this period`;
     fill(card.list, ...marks.toReversed().map((mark) =>
       el("li", { class: "with-date" }, el("time", { datetime: new Date(mark.at_s * 1000).toISOString(), text: moment(mark.at_s, true) }),
         el("button", { type: "button", class: "quiet", onclick: () => this.explain(name, mark.at_s), text: mark.label }))));
   }
 
-  /** Goes on with the newest numbers: they are averaged into the last bucket, or begin the next one. */
+  /** Adds the newest numbers: they are averaged into the last bucket, or begin the next one. */
   add(picture) {
     if (this.data === null) return;
     const { bucket_s, at_s, lras } = this.data;
@@ -142,12 +142,12 @@ export class Plots {
     lra[key][last] = made;
   }
 
-  /** Seconds of the last bucket that the store's mean stands for. */
+  /** Assumed number of values, one a second, in the store's mean of the last bucket: half a bucket's. */
   held() {
     return Math.max(1, Math.round(this.data.bucket_s / 2));
   }
 
-  /** A decision that was just made. */
+  /** Marks a decision that was just made. */
   mark(event) {
     const lra = this.data?.lras[event.workload];
     if (!lra || !event.action) return;
@@ -155,7 +155,7 @@ export class Plots {
     this.draw(event.workload);
   }
 
-  /** A line at a moment in all plots; null: none. */
+  /** Draws a line at a moment in all plots; null removes it. */
   point(at_s) {
     for (const card of this.cards.values()) for (const chart of card.charts) chart.point(at_s);
     this.host.point(at_s);

@@ -1,4 +1,4 @@
-// Time: a slider through the stored past, and steps from decision to decision.
+// Replay: a slider through the stored past, and steps from decision to decision.
 
 import { find, moment, say } from "./dom.js";
 import { ask } from "./net.js";
@@ -6,7 +6,7 @@ import { ask } from "./net.js";
 const WAIT_MS = 120;
 
 export class Replay {
-  /** `plots`; `show(picture)`: draws the past; `back()`: draws the present again. */
+  /** `show(picture)` draws a moment of the past, `back()` the present. `plots`: the plots, whose period it covers. */
   constructor(plots, show, back) {
     Object.assign(this, { plots, show, back, at_s: null, asked: 0, timer: null });
     this.slider = find("moment");
@@ -20,7 +20,7 @@ export class Replay {
     return this.at_s !== null;
   }
 
-  /** The plots show another stretch of time, or went on. */
+  /** Sets the slider to the period of the plots. */
   span() {
     const { since_s, until_s, bucket_s, at_s } = this.plots.data;
     this.slider.min = at_s[0] ?? since_s;
@@ -31,7 +31,7 @@ export class Replay {
     this.say();
   }
 
-  /** Shows this moment; the newest is the present. */
+  /** Shows this moment; the newest one means the present. */
   choose(at_s) {
     if (at_s >= Number(this.slider.max)) {
       this.end();
@@ -58,7 +58,7 @@ export class Replay {
   step(way) {
     const now_s = this.at_s ?? Number(this.slider.max);
     const marks = this.plots.marks();
-    // The decision itself is shown: a moment after it was made.
+    // Show one second after the decision, so that the decision itself is included.
     const next = way < 0 ? marks.findLast((at_s) => at_s + 1 < now_s - 0.5) : marks.find((at_s) => at_s + 1 > now_s + 0.5);
     if (next === undefined) {
       if (way > 0) this.end();

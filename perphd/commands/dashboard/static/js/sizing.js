@@ -1,11 +1,11 @@
-// The sizing page: tables, and a bar for each workload from nothing to the greatest number about it.
+// The sizing page: tables, and a bar for each workload, scaled to the greatest of its amounts.
 
 import { el, fill, find, moment, parts, say, table } from "./dom.js";
 import { ask } from "./net.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
 const KEYS = [
-  ["p50", "used, half of the time"], ["p99", "used, 99 % of the time"], ["max", "greatest use"],
+  ["p50", "median of use"], ["p99", "99th percentile of use"], ["max", "greatest use"],
   ["next", "forecast of the next minute"], ["reserved", "reserved"], ["recommended", "recommended"],
 ];
 
@@ -50,7 +50,7 @@ try {
   say(find("notes"), data.notes.join(" "));
   find("notes").hidden = data.notes.length === 0;
   find("state").className = "link live";
-  say(find("state"), `samples to ${moment(data.newest_s, true)}`);
+  say(find("state"), `samples until ${moment(data.newest_s, true)}`);
 } catch (error) {
   say(find("notes"), error.message);
   find("state").className = "link offline";
