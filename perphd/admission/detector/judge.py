@@ -18,13 +18,7 @@ from perphd.admission.detector.channels import NOTHING_KNOWN, Channels, Toleranc
 from perphd.admission.detector.cusum import Baseline
 from perphd.admission.detector.gathering import NOTHING_GATHERED, Awaiting, Gathered
 from perphd.admission.detector.scatter import Scatter
-from perphd.admission.detector.significance import (
-    ALERT_SHARE,
-    ASSUMED_DELAY,
-    ASSUMED_WORK,
-    UNKNOWN_NOISE_SD,
-    Weighed,
-)
+from perphd.admission.detector.significance import ASSUMED_DELAY, ASSUMED_WORK, UNKNOWN_NOISE_SD, Weighed
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import AWAITED, TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
@@ -119,7 +113,7 @@ class DetectorState:
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
     margins: tuple[float, float] = (ASSUMED_WORK, ASSUMED_DELAY)
-    alert_share: float = ALERT_SHARE
+    alert_share: float = significance.ALERT_SHARE
     gathered: Gathered = NOTHING_GATHERED
     channels: Channels = NOTHING_KNOWN
     below_s: float = 0.0

@@ -232,9 +232,7 @@ class BatchQueue:
     async def begin_event(
         self, duration_s: float, copper_share: float, ramp_s: float, reason: str
     ) -> EventStatus:
-        """Reduce copper to a share of its offer for a given time. The event is on disk on return. Raises
-        ConfigError if it cannot be stored.
-        """
+        """Reduce copper to a share of its offer for a time, and store the event. Raises ConfigError if that fails."""
         await self._open()
         event = CopperEvent(self._wall_clock(), duration_s, copper_share, ramp_s, reason)
         self._asked = True
