@@ -8,6 +8,7 @@ The histogram contains execution times, without the time that commands waited in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from perphd.domain.reading import Unavailable
@@ -42,6 +43,7 @@ class RedisSource(PolledSource):
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
         if self._client is None:
             self._client = self._connect()
+            await self._name_connection()
         stats = await self._client.info("commandstats")
         at_s = answered_at()
         counted = self._window.update(_work(stats), at_s, self.resolution)
@@ -75,8 +77,14 @@ class RedisSource(PolledSource):
             socket_timeout=self._timeout_s,
             socket_connect_timeout=self._timeout_s,
             retry=Retry(NoBackoff(), 0),
-            client_name="perphd",
         )
+
+    async def _name_connection(self) -> None:
+        """Name the connection for CLIENT LIST, if the account may: it needs only INFO."""
+        from redis.exceptions import ResponseError
+
+        with suppress(ResponseError):
+            await self._client.client_setname("perphd")
 
     async def close(self) -> None:
         """Close the connection."""
