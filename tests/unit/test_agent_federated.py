@@ -38,6 +38,7 @@ from perphd.predictor import Registry
 from perphd.predictor import federated as predictor_federated
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.trial import LENGTH
+from tests.unit.inline import inline
 from tools.bench.federated.hosts import days, fleet
 
 APP = WorkloadSpec("app", Kind.LRA, "/app")
@@ -69,7 +70,7 @@ class Daemon:
         self.registry = Registry("ogbrt")
         self.models = Models(
             self.registry, ModelFiles(state), self.records, lambda: self.wall_s, self.host.name,
-            self.host.hardware.cores, federated=self.federated,
+            self.host.hardware.cores, federated=self.federated, in_thread=False,
         )  # fmt: skip
 
     def live(self, samples: int) -> Daemon:
@@ -80,7 +81,7 @@ class Daemon:
         return self
 
     def tick(self) -> Daemon:
-        self.models.follow((APP,), self.now_s, lambda _: self.known_as)
+        inline(self.models.follow((APP,), self.now_s, lambda _: self.known_as))
         return self
 
     def stop(self) -> None:
@@ -312,7 +313,7 @@ def test_an_application_that_cannot_be_pooled_does_not_stop_the_others(
     monkeypatch.setattr(agent_federated, "pooled", pooled)
     odd = replace(APP, name="odd", cgroup="/odd")
     for daemon.now_s in (0.0, AGAIN_S * 2):
-        daemon.models.follow((odd, APP), daemon.now_s)
+        inline(daemon.models.follow((odd, APP), daemon.now_s))
         assert "odd: contributions of other hosts cannot be used: ValueError('a bug')" in daemon.problem
     assert daemon.models.summary(APP).origin == "began from 4 other hosts"
 
@@ -441,7 +442,7 @@ def test_a_removed_application_is_no_longer_spoken_of(tmp_path: Path) -> None:
     daemon.models.save_when_due((APP,), 10.0, 1.0)
     daemon.models.forget("app", 11.0)
     daemon.wall_s += ABSENT_S + 1.0
-    daemon.models.follow((replace(APP, name="other"),), 12.0)
+    inline(daemon.models.follow((replace(APP, name="other"),), 12.0))
     daemon.models.model("other").samples += 1
     daemon.models.close((replace(APP, name="other"),), 13.0, save=True)
     said = ContributionFolder(folder).own("host-00")
@@ -598,7 +599,7 @@ def test_a_host_without_an_lra_contributes_its_forecast_scores(tmp_path: Path) -
     daemon = Daemon(tmp_path, 1, shared, forecasts=worker)
 
     def wait(now_s: float) -> list[str]:
-        daemon.models.follow((), now_s)
+        inline(daemon.models.follow((), now_s))
         daemon.models.save_when_due((), now_s, 10.0)
         own = ContributionFolder(shared).own(daemon.host.name)
         return (
