@@ -33,6 +33,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.federated.contribution import Contribution, Statistic, Topic, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
+from perphd.federated.pooling import BEHIND_OTHERS, EXPIRED_OTHERS
 from perphd.federated.replicas import ABSENT_S
 from perphd.predictor import Registry
 from perphd.predictor import federated as predictor_federated
@@ -201,9 +202,18 @@ def test_too_few_hosts_are_no_start(folder: Path, tmp_path: Path) -> None:
     assert daemon.models.summary(APP).origin == "learned here"
 
 
+def redated(folder: Path, host: str, made_unix_s: float) -> None:
+    """Let the document of a host be made at another time."""
+    said = ContributionFolder(folder).own(host)
+    assert said is not None
+    (folder / f"{host}.json").write_bytes(to_text(msgspec.structs.replace(said, made_unix_s=made_unix_s)))
+
+
 def test_a_contribution_expires(folder: Path, tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, 0, folder, wall_s=NOW + 31 * 86400.0).tick()
-    assert {left.reason for left in daemon.origin.left_out} == {"expired"}
+    redated(folder, "host-04", NOW - 31 * 86400.0)
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [("host-04", "expired")]
+    assert len(daemon.origin.hosts) == 3
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_counts(folder: Path, tmp_path: Path) -> None:
@@ -633,7 +643,7 @@ def test_with_a_clock_that_is_behind_a_model_waits_for_the_others(
 ) -> None:
     daemon = Daemon(tmp_path, 0, folder, wall_s=1000.0).tick()  # a board without a battery, before NTP
     assert daemon.models.summary(APP).origin == "learned here"
-    assert daemon.problem == agent_federated.BEHIND_OTHERS
+    assert daemon.problem == BEHIND_OTHERS
     for daemon.now_s in (AGAIN_S, 2 * AGAIN_S):
         daemon.tick()
     assert caplog.text.count("this host's clock must be behind") == 1
@@ -642,22 +652,50 @@ def test_with_a_clock_that_is_behind_a_model_waits_for_the_others(
     assert daemon.problem == ""
 
 
+def test_with_a_clock_that_is_ahead_a_model_waits_for_the_others(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, folder, wall_s=NOW + 31 * 86400.0).tick()
+    assert daemon.models.summary(APP).origin == "learned here"
+    assert daemon.problem == EXPIRED_OTHERS
+    daemon.wall_s, daemon.now_s = NOW, AGAIN_S
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+    assert daemon.problem == ""
+
+
+def test_documents_that_have_all_expired_wait_for_one_that_has_not(folder: Path, tmp_path: Path) -> None:
+    for number in range(1, 5):
+        redated(folder, f"host-0{number}", NOW - 31 * 86400.0)
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.problem == EXPIRED_OTHERS
+    redated(folder, "host-01", NOW)
+    daemon.now_s = AGAIN_S
+    assert daemon.tick().problem == ""
+    assert daemon.origin.outcome == TOO_LITTLE
+
+
+def test_a_host_whose_clock_was_far_ahead_counts_as_soon_as_it_is_right(folder: Path, tmp_path: Path) -> None:
+    redated(folder, "host-04", NOW + 45 * 86400.0)
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [
+        ("host-04", "dated 45 days in the future: check the clock of host-04")
+    ]
+    redated(folder, "host-04", NOW)
+    daemon.models.reset(APP, 0.0)
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+
+
 def test_a_host_whose_clock_is_ahead_is_named_once_and_left_out(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = ContributionFolder(folder).own("host-04")
-    assert said is not None
-    early = msgspec.structs.replace(said, made_unix_s=NOW + 2 * 86400.0)
-    (folder / "host-04.json").write_bytes(to_text(early))
+    redated(folder, "host-04", NOW + 2 * 86400.0)
     daemon = Daemon(tmp_path, 0, folder).tick()
     assert daemon.models.summary(APP).origin == "began from 3 other hosts"
     assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [
-        ("host-04", "dated in the future")
+        ("host-04", "dated 2 days in the future: check the clock of host-04")
     ]
     daemon.models.reset(APP, 0.0)
     daemon.tick()
     assert (
-        caplog.text.count("host-04.json: not used: it is dated in the future; check the clock of that host")
+        caplog.text.count("host-04.json: not used: dated 2 days in the future: check the clock of host-04")
         == 1
     )
     assert daemon.problem == ""
