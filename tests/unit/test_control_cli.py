@@ -495,11 +495,17 @@ def test_explain_for_people():
     assert "perphd left everything as it is" in shown
     assert "SCORE" not in shown
     assert "would protect it more" in plain(explain_parts([replace(grown, mode=Mode.OBSERVE)], 0.0))
-    best = replace(grown, action=Action.ROLLBACK, reason=f"{TO_BEST}: out of reach")
+    best = replace(grown, action=Action.ROLLBACK, reason=f"{TO_BEST}: out of reach", to_best=True)
     assert "perphd returned to the best setting: out of reach." in plain(explain_parts([best], 0.0))
-    change = Change(0.0, "db", Action.ROLLBACK, best.current, best.chosen, Mode.ENFORCE, best.reason)
+    reworded = replace(best, reason="another text")
+    assert "perphd returned to the best setting: another text." in plain(explain_parts([reworded], 0.0))
+    alike = replace(best, to_best=False)
+    assert "returned to the best setting" not in plain(explain_parts([alike], 0.0)), "no text decides that"
+    change = Change(
+        0.0, "db", Action.ROLLBACK, best.current, best.chosen, Mode.ENFORCE, "any text", to_best=True
+    )
     assert change_text(change).endswith(f"({TO_BEST})")
-    assert change_text(replace(change, reason="it did not help")).endswith("(undone)")
+    assert change_text(replace(change, to_best=False)).endswith("(undone)")
     verbose = plain(explain_parts([grown], 0.0, verbose=True))
     assert "0.67 [0.60, 0.75]" in verbose
     assert "delay unknown (no latency)" in verbose
