@@ -19,7 +19,7 @@ from perphd.domain.host_account import NO_GROUP, HostAccount
 from perphd.domain.policy import Band, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import performance
-from perphd.domain.suggestion import Gain, Suggestion
+from perphd.domain.suggestion import Gain, Suggestion, workload_name
 
 MOST_GROUPS: Final = 64
 MEMORY_S: Final = 6 * 3600.0
@@ -151,14 +151,13 @@ def _config(group: str) -> str:
     if group == NO_GROUP:
         return ""
     last = group.rpartition("/")[2]
-    stem, _, kind = last.rpartition(".")
-    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in (stem or last)).strip("-") or "batch"
+    kind = last.rpartition(".")[2]
     where = f'cgroup = "{group}"'
     if kind == "service":
         where = f'match = "unit:{last}"'
     elif kind == "slice":
         where = f'match = "slice:{last}"'
-    return f'[[batch]]\nname = "{name}"\n{where}\n'
+    return f'[[batch]]\nname = "{workload_name(group)}"\n{where}\n'
 
 
 def _text(group: str, cores: float, gains: tuple[Gain, ...]) -> str:

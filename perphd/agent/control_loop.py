@@ -85,7 +85,7 @@ class ControlLoop:
             await self._trials.follow()
             self._hardware_changes.follow_mount(now_s)
             specs = self._workloads.all_specs()
-            self._models.follow(specs, now_s, self._workloads.application)
+            await self._models.follow(specs, now_s, self._workloads.application)
             self._sampling.sample(now_s, specs, readings)
             await self._trials.judge(now_s)
             self._sampling.look_where_they_run(now_s, specs)

@@ -9,8 +9,8 @@ replica's own statements.
 
 When an LRA without a model appears, a short-lived thread reads the folder and pools what it finds, and a later tick
 tries the start. A folder without documents may not be mounted yet and is read again later. So is one whose documents
-are mostly dated in the future, because then this host's clock is behind. After models were saved, the same thread
-replaces this host's document. The origin of each start is stored beside the models, for ``perphctl model origin``.
+cast doubt on this host's clock. After models were saved, the same thread replaces this host's document. The origin of
+each start is stored beside the models, for ``perphctl model origin``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from perphd.domain.wire import decode, encode
 from perphd.federated.contribution import Contribution, Statistic, fitting, spoken
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION, ContributionLedger
-from perphd.federated.pooling import Asking, Pooled, ahead
+from perphd.federated.pooling import Asking, Pooled, dating
 from perphd.federated.replicas import EARLIER, last_here, of_present
 from perphd.host.fs import KernelFs
 from perphd.host.pmu import processor_name
@@ -62,9 +62,6 @@ BEHIND: Final = "on trial, but so far worse than learning alone, which is in use
 KEPT: Final = "kept: it was not worse than learning alone"
 LEFT: Final = "dropped: learning alone was better"
 TOO_LITTLE: Final = "not used: too few hosts like this host know the application"
-BEHIND_OTHERS: Final = (
-    "other hosts' models wait: most are dated in the future, so this host's clock must be behind"
-)
 AGAIN_S: Final = 60.0
 """Seconds after which a folder without documents is read again."""
 
@@ -110,7 +107,7 @@ class _Read:
     """Result of reading the folder once.
 
     ``answers``: answers by LRA; None if the contributions about the LRA cannot be used. ``is_empty``: no other
-    host's document could be read, or this host's clock is behind.
+    host's document could be read, or this host's clock is in doubt.
     """
 
     answers: Mapping[str, _Answer | None]
@@ -239,8 +236,8 @@ class Federated:
                     topic_of(each.application, channel) for each in asked.values() for channel in CHANNELS
                 }
                 ledger, problems = self._folder.read(topics)
-                if self._is_behind(ledger):
-                    future.set_result(_Read({}, (*problems, BEHIND_OTHERS), True))
+                if why := self._why_wait(ledger):
+                    future.set_result(_Read({}, (*problems, why), True))
                     return
                 answers: dict[str, _Answer | None] = {}
                 for lra, each in asked.items():
@@ -258,19 +255,21 @@ class Federated:
         if not self._runs(read):
             self._reading = None
 
-    def _is_behind(self, ledger: ContributionLedger) -> bool:
-        """True if this host's clock is behind. Otherwise logs, once, each host whose clock is ahead."""
-        hosts, is_behind = ahead(ledger, self._name, self._wall_clock())
-        for name in () if is_behind else sorted(hosts - self._ahead):
-            path = self._folder.folder / f"{name}.json"
-            log.warning("%s: not used: it is dated in the future; check the clock of that host", path)
-        self._ahead = hosts
-        return is_behind
+    def _why_wait(self, ledger: ContributionLedger) -> str:
+        """Why models wait for this host's clock; empty if they need not. Else logs each host once that is ahead."""
+        found = dating(ledger, self._asking(self._name))
+        for name in () if found.why_wait else sorted(found.ahead.keys() - self._ahead):
+            log.warning("%s: not used: %s", self._folder.folder / f"{name}.json", found.ahead[name])
+        self._ahead = frozenset(found.ahead)
+        return found.why_wait
+
+    def _asking(self, name: str) -> Asking:
+        here = self._membership
+        return Asking(name, here.hardware, self._wall_clock(), here.expire_s)
 
     def _answer(self, lra: str, asked: _Asked, ledger: ContributionLedger) -> _Answer:
         here = self._membership
-        name = "" if asked.hears_own else self._name
-        asking = Asking(name, here.hardware, self._wall_clock(), here.expire_s)
+        asking = self._asking("" if asked.hears_own else self._name)
         told = {
             each: pooled(ledger, asked.application, each, asking, asked.counted_by, asked.version)
             for each in CHANNELS

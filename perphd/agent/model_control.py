@@ -72,8 +72,8 @@ class ModelControl:
             now_s = self._clock.now_s
             spec = self._workloads.lra(lra)
             await self._models.written()
-            self._models.follow((spec,), now_s, self._workloads.application)
-            warnings = self._models.take(spec, text, now_s, rename)
+            await self._models.follow((spec,), now_s, self._workloads.application)
+            warnings = await self._models.take(spec, text, now_s, rename)
         self._announcer.tell(EventKind.WORKLOAD, "model imported", lra)
         return warnings
 

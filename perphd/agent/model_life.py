@@ -1,16 +1,27 @@
-"""Keeps facts about one LRA's model: its origin, the time of its last save, and whether a file fits the LRA."""
+"""Life of one LRA's model: the files from which it starts, its origin, and the times of its last save and check."""
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
 
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.app_version import Version
 from perphd.predictor import LraModel
+from perphd.predictor.files import Loaded, ModelFiles
 from perphd.predictor.persist import ModelFile
+from perphd.predictor.profile.classes import WarmStart, beginning
+
+VERSION_LOOK_S: Final = 30.0
+"""Seconds between two checks of an application's version."""
+LOOKS_PER_TICK: Final = 2
+"""Maximum number of LRAs checked per tick; each check reads some files of /proc."""
 
 
 class Versions(Protocol):
@@ -85,3 +96,25 @@ def unusable(file: ModelFile) -> str:
     except PerphError as exc:
         return str(exc)
     return ""
+
+
+def longest_unseen(
+    specs: Iterable[WorkloadSpec], lives: Mapping[str, Life], now_s: float
+) -> list[tuple[WorkloadSpec, Life]]:
+    """LRAs whose version is due for a check, longest unchecked first, so that long ticks do not starve the last
+    ones.
+    """
+    due = []
+    for spec in specs:
+        life = lives.get(spec.name)
+        if life is not None:
+            life.spec = spec
+            if not 0 <= now_s - life.looked_s < VERSION_LOOK_S:
+                due.append((spec, life))
+    return heapq.nsmallest(LOOKS_PER_TICK, due, key=lambda one: one[1].looked_s)
+
+
+def start_files(files: ModelFiles, spec: WorkloadSpec) -> tuple[Loaded, WarmStart]:
+    """Read the saved model of an LRA, and the profile from which its model starts otherwise. Never raises."""
+    saved = files.load(spec.name, partial(misfit, spec))
+    return saved, beginning(Path(files.directory).parent, spec.name, spec.app_class)

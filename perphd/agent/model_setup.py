@@ -41,6 +41,7 @@ def open_models(
         registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,
         rebuild=config.model.rebuild, llc_ways=llc_ways, versions=versions,
         federated=_federated(config, fs, topology, records, wall_clock, inline=virtual),
+        in_thread=not virtual,
     )  # fmt: skip
 
 

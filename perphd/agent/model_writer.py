@@ -1,15 +1,29 @@
-"""A thread for writing model files, because disks may be slow."""
+"""Threads for reading and writing model files, because disks may be slow."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from perphd.agent.model_life import Written
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class FileReader:
+    """Runs calls that read or decode files. ``in_thread``: False runs them inline, for virtual time."""
+
+    def __init__(self, in_thread: bool) -> None:
+        self._in_thread = in_thread
+
+    async def __call__(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """The result of ``call`` with these arguments."""
+        if self._in_thread:
+            return await asyncio.to_thread(call, *args, **kwargs)
+        return call(*args, **kwargs)
 
 
 class ModelWriter:

@@ -1,6 +1,6 @@
 """Lifecycle of the LRAs' models: loaded when an LRA appears, saved periodically and at the end, queried, replaced.
 
-Problems with files are shown by ``perphctl status`` and never stop the loop. A separate thread writes files,
+Problems with files are shown by ``perphctl status`` and never stop the loop. Threads read and write files,
 because disks may be slow.
 
 Each version of an application has its own model. When another version starts to run, the model of the
@@ -10,17 +10,25 @@ own if the version ran here before. The same applies when the application itself
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perphd import __version__
-from perphd.agent.model_life import Life, Versions, Written, counted_otherwise, misfit, sli_of, unusable
-from perphd.agent.model_writer import ModelWriter
+from perphd.agent.model_life import (
+    Life,
+    Versions,
+    Written,
+    counted_otherwise,
+    longest_unseen,
+    misfit,
+    sli_of,
+    start_files,
+    unusable,
+)
+from perphd.agent.model_writer import FileReader, ModelWriter
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.belief import ModelOrigin, ModelSummary
@@ -31,7 +39,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.predictor import LraModel, Registry
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.persist import ModelFile, ModelFileError, Provenance, from_text, ranges_of, to_text
-from perphd.predictor.profile.classes import beginning
+from perphd.predictor.profile.classes import WarmStart
 from perphd.predictor.profile.warm import corrections
 
 if TYPE_CHECKING:
@@ -42,10 +50,6 @@ log = logging.getLogger("perphd")
 CLOCK_SLACK_S = 60.0
 """Seconds by which a file's time may lie in the future. Beyond that, the clock was set back."""
 NEVER_SAVED = Unavailable("not saved yet")
-VERSION_LOOK_S = 30.0
-"""Seconds between two checks of an application's version."""
-LOOKS_PER_TICK = 2
-"""Maximum number of LRAs checked per tick; each check reads some files of /proc."""
 
 
 def _own_name(workload: str) -> str:
@@ -66,6 +70,7 @@ class Models:
         llc_ways: number of last-level cache ways that can be set here.
         versions: source of applications' versions; None: all versions count as one.
         federated: the exchange with other hosts; None: no exchange.
+        in_thread: read and decode files in a thread; False: inline, for virtual time.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Models:
         llc_ways: int = 0,
         versions: Versions | None = None,
         federated: Federated | None = None,
+        in_thread: bool = True,
     ) -> None:
         self._registry, self._files, self._records = registry, files, records
         self._wall_clock, self._host, self._cores = wall_clock, host, cores
@@ -90,12 +96,13 @@ class Models:
         self._lives: dict[str, Life] = {}
         self._due_s: float | None = None
         self._writer = ModelWriter()
+        self._read = FileReader(in_thread)
 
     def model(self, lra: str) -> LraModel:
         """The LRA's model, created at first use."""
         return self._registry.model(lra)
 
-    def follow(
+    async def follow(
         self,
         specs: Iterable[WorkloadSpec],
         now_s: float,
@@ -103,7 +110,8 @@ class Models:
     ) -> None:
         """Load the models of new LRAs and continue rebuilds. A model that cannot be loaded starts from scratch.
 
-        ``application``: the name by which other hosts know a workload.
+        The caller holds the lock of rounds, because nothing may change while files are read. ``application``: the name
+        by which other hosts know a workload.
         """
         if self._rebuild:
             if self._rebuilds is not None:
@@ -121,8 +129,8 @@ class Models:
                         self._federated.rename(spec.name, known_as)
                 continue
             life = Life(spec, "learned here", application="" if known_as == spec.name else known_as)
+            found, begun = await self._read(start_files, self._files, spec)
             self._lives[spec.name] = life
-            found = self._files.load(spec.name, partial(misfit, spec))
             problems = list(found.problems)
             if found.file is not None:
                 if odd := self._put(found.file, spec.name, now_s, life):
@@ -131,10 +139,10 @@ class Models:
                 life.saved_samples = found.file.state.samples
                 life.version = found.file.provenance.app_version
             life.fresh = found.file is None
-            self._begin(spec, life, found.file is None, problems)
+            self._begin(spec, life, found.file is None, begun, problems)
             if problems:
                 self._records.problem(_key(spec.name), f"model of {spec.name}: {'; '.join(problems)}", now_s)
-        self._follow_versions(specs, now_s)
+        await self._follow_versions(specs, now_s)
         if self._federated is not None:
             for lra, words in self._federated.step(self._registry, self._version, now_s).items():
                 self._lives[lra].origin = words
@@ -142,10 +150,10 @@ class Models:
     def _version(self, lra: str) -> str:
         return self._lives[lra].version
 
-    def _follow_versions(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
+    async def _follow_versions(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
         if self._versions is None:
             return
-        for spec, life in self._longest_unseen(specs, now_s):
+        for spec, life in longest_unseen(specs, self._lives, now_s):
             if self._writer.is_busy:
                 return  # the disk is slow: the next tick checks again
             life.looked_s = now_s
@@ -153,33 +161,20 @@ class Models:
             if isinstance(version, Unavailable) or version == life.version:
                 continue
             if life.version:
-                self._change_version(spec, life, version, now_s)
+                await self._change_version(spec, life, version, now_s)
             elif life.fresh:
-                self._take_up(spec, life, version, now_s)
+                await self._take_up(spec, life, version, now_s)
             life.fresh = False
             life.version = version  # the version of what was learned so far was unknown; assume this one
 
-    def _longest_unseen(self, specs: Iterable[WorkloadSpec], now_s: float) -> list[tuple[WorkloadSpec, Life]]:
-        """At most ``LOOKS_PER_TICK`` LRAs whose version is due for a check. Those unchecked for longest come first,
-        so that no LRA starves.
-        """
-        due = []
-        for spec in specs:
-            life = self._lives.get(spec.name)
-            if life is not None:
-                life.spec = spec
-                if not 0 <= now_s - life.looked_s < VERSION_LOOK_S:
-                    due.append((spec, life))
-        return heapq.nsmallest(LOOKS_PER_TICK, due, key=lambda one: one[1].looked_s)
-
-    def _take_up(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
+    async def _take_up(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
         """Continue a returned LRA with its version's own model, or start from the last model that ran here."""
         self._wait(now_s)
         fits = partial(misfit, spec)
-        found = self._files.load_version(spec.name, version, fits)
+        found = await self._read(self._files.load_version, spec.name, version, fits)
         problems = list(found.problems)
         if found.file is None:
-            found = self._files.load_newest_version(spec.name, fits)
+            found = await self._read(self._files.load_newest_version, spec.name, fits)
             problems += found.problems
         file = found.file
         if file is not None and file.state.samples > self.model(spec.name).samples:
@@ -198,11 +193,11 @@ class Models:
         odd = f"model of {spec.name}: {'; '.join(problems)}" if problems else None
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
-    def _change_version(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
+    async def _change_version(self, spec: WorkloadSpec, life: Life, version: str, now_s: float) -> None:
         """Keep the model of the previous version, and resume the new version's own model if there is one."""
+        earlier = await self._read(self._files.load_version, spec.name, version, partial(misfit, spec))
         self._wait(now_s)
         old = self._file(spec, now_s)
-        earlier = self._files.load_version(spec.name, version, partial(misfit, spec))
         if earlier.file is not None:
             self._put(earlier.file, spec.name, now_s, life)
             said = f"version {version} runs again: its own model is resumed"
@@ -220,7 +215,9 @@ class Models:
         odd = f"model of {spec.name}: {'; '.join(earlier.problems)}" if earlier.problems else None
         self._records.problem(f"version:{spec.name}", odd, now_s)
 
-    def _begin(self, spec: WorkloadSpec, life: Life, fresh: bool, problems: list[str]) -> None:
+    def _begin(
+        self, spec: WorkloadSpec, life: Life, fresh: bool, found: WarmStart, problems: list[str]
+    ) -> None:
         """Start the model of an LRA from its profile, or from the prior of the class that it names.
 
         A loaded model is kept; if it has only cells, its stages start from the same prior.
@@ -230,7 +227,6 @@ class Models:
             self._federated.meet(spec.name, sli_of(spec), life.known_as)
         if not fresh and model.learner != "residual":
             return
-        found = beginning(Path(self._files.directory).parent, spec.name, spec.app_class)
         problems += found.problems
         if found.profile is None:
             return
@@ -298,8 +294,10 @@ class Models:
         """
         return to_text(self._file(spec, now_s))
 
-    def take(self, spec: WorkloadSpec, text: bytes, now_s: float, rename: bool) -> tuple[str, ...]:
+    async def take(self, spec: WorkloadSpec, text: bytes, now_s: float, rename: bool) -> tuple[str, ...]:
         """Replace the LRA's model by the model in ``text``; returns warnings for the operator.
+
+        The caller holds the lock of rounds.
 
         Args:
             spec: the LRA.
@@ -310,8 +308,8 @@ class Models:
         Raises:
             ModelFileError: the text is refused; nothing has changed.
         """
+        file = await self._read(from_text, text)
         self._wait(now_s)
-        file = from_text(text)
         source = file.provenance
         if source.lra != spec.name and not rename:
             raise ModelFileError(

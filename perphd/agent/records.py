@@ -308,6 +308,7 @@ def _change_of(decision: Decision) -> Change:
         decision.chosen,
         decision.mode,
         decision.reason,
+        decision.to_best,
     )
 
 

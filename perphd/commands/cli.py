@@ -160,7 +160,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
     from perphd.domain.wire import decode, encode
 
     data: Any = None
-    seen_by = "the daemon"
+    seen_by = "perphctl" if local else "the daemon"
     if not local:
         try:
             data = out.client.get("doctor")
@@ -175,7 +175,6 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
         from perphd.host.topology import read_topology
 
         fs, root = _host(config_path)
-        seen_by = "perphctl" if local else seen_by
         if root:
             from perphd.agent.composition import probe_elsewhere
             from perphd.host.event_files import EVENT_FILES, EventFiles
@@ -196,6 +195,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
             data.get("limitations", ()),
             data.get("by_themselves", ()),
             data.get("bands", ()),
+            data.get("undeclared", ()),
         ),
     )
     absent = missing(decode(tuple[Capability, ...], data["capabilities"], "capabilities"), required)

@@ -226,9 +226,9 @@ def _sentences(decision: Decision, offset_s: float, after: Consequences, verbose
 
 
 def _action(decision: Decision) -> str:
-    """The action and its reason. A return to the best setting may protect more or less than the present one."""
+    """The action and its reason."""
     is_observed = decision.mode is Mode.OBSERVE
-    if decision.reason.startswith(f"{TO_BEST}: "):
+    if decision.to_best:
         verb = "would return" if is_observed else "returned"
         return f"{verb} to the best setting: {decision.reason.removeprefix(f'{TO_BEST}: ')}"
     return f"{(_OBSERVED if is_observed else _ACTIONS)[decision.action]}: {decision.reason}"

@@ -13,7 +13,7 @@ from perphd.control.table import Part, Styled, Table, table, text
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Mode
 from perphd.report.calibration import BAND, Banded
-from perphd.report.summary import LraSummary, Report
+from perphd.report.summary import LEAST_S, LraSummary, Report
 from perphd.sizing.rows import SizeRow, saved
 
 _CLEAR_PCT: Final = 1.0
@@ -23,7 +23,7 @@ LITTLE_H: Final = 24.0
 
 def verdict(report: Report) -> str:
     """The result in one sentence."""
-    said = [_observed(lra) for lra in report.lras if lra.observed is not None and lra.predicted is not None]
+    said = [_observed(lra) for lra in report.lras if lra.observed is not None]
     said += [
         f"{lra.lra} was on target for {lra.enforced.pct:.0f} % of the time with perphd enforcing"
         for lra in report.lras
@@ -37,6 +37,8 @@ def verdict(report: Report) -> str:
             f"batch would have kept about {batch.pct:.0f} % of its CPU time "
             f"({batch.low_pct:.0f} to {batch.high_pct:.0f} %)"
         )
+    if any(lra.too_short_s is not None for lra in report.lras):
+        said.append("what perphd would have changed is not known yet")
     return f"{'; '.join(said)}."
 
 
@@ -44,6 +46,13 @@ def facts(report: Report) -> tuple[str, ...]:
     """The basis of the figures."""
     length = duration(report.until_s - report.since_s)
     lines = [f"{length} of samples, {_time(report.since_s)} to {_time(report.until_s)}."]
+    if waits := {lra.lra: lra.too_short_s for lra in report.lras if lra.too_short_s is not None}:
+        so_far = ", ".join(f"{name} {duration(judged_s)}" for name, judged_s in waits.items())
+        first_s = report.until_s + LEAST_S - max(waits.values())
+        lines.append(
+            f"Predictions take {duration(LEAST_S)} that could be judged (so far: {so_far}). The first follows at "
+            f"{_time(first_s)} at the earliest, if the daemon runs until then and knows the target."
+        )
     known_h = max((lra.observed.hours for lra in report.lras if lra.observed is not None), default=0.0)
     if report.is_predicted and known_h < LITTLE_H:
         lines.append(
@@ -196,8 +205,10 @@ def _chart(lra: LraSummary) -> str:
 
 def _observed(lra: LraSummary) -> str:
     assert lra.observed is not None
-    assert lra.predicted is not None
     was, band = lra.observed.pct, lra.predicted
+    if band is None:
+        judged = duration(3600.0 * lra.observed.hours)
+        return f"{lra.lra} was on target for {was:.0f} % of the {judged} in observe that could be judged"
     if band.low_pct <= was + _CLEAR_PCT:
         return f"{lra.lra} was on target for {was:.0f} % of the time, and perphd might not have changed that"
     return (

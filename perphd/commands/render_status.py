@@ -27,7 +27,7 @@ from perphd.control.render import (
 from perphd.control.table import WIDTH, Cell, Part, Styled, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
-from perphd.domain.decision import AWAITED, TO_BEST, Action, Cause, Health
+from perphd.domain.decision import AWAITED, TO_BEST, Action, Cause, Decision, Health
 from perphd.domain.forecast import ForecastSummary
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import Performance, performance, work_unit
@@ -360,7 +360,7 @@ def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: 
         lines.append(f"{name}: {decision.reason}{culprit}")
     elif item.mode is Mode.OBSERVE and item.would is not None:
         ago = duration(now_s - item.would.at_s)
-        wish = f"{has_words(item.would.chosen)} ({_effect(item.would.action, item.would.reason)})"
+        wish = f"{has_words(item.would.chosen)} ({_effect(item.would)})"
         lines.append(Styled(f"{name}: {ago} ago enforce would have set: {wish}; see perphctl report", "cyan"))
     indent = " " * len(name)
     if not verbose:
@@ -404,12 +404,12 @@ def change_text(change: Change) -> str:
     would = "" if change.mode is Mode.ENFORCE else "would be "
     before, after = has_words(change.before), has_words(change.after)
     what = f"{before} -> {after}" if before != after else f"stays {after}"
-    return f"{change.workload}: {would}{what} ({_effect(change.action, change.reason)})"
+    return f"{change.workload}: {would}{what} ({_effect(change)})"
 
 
-def _effect(action: Action, reason: str) -> str:
-    """The effect of a decision. A return to the best setting may protect more or less than the present one."""
-    return TO_BEST if reason.startswith(TO_BEST) else ACTION_WORDS[action]
+def _effect(made: Change | Decision) -> str:
+    """The effect of a decision."""
+    return TO_BEST if made.to_best else ACTION_WORDS[made.action]
 
 
 def _needs_somebody(status: AgentStatus) -> list[Part]:

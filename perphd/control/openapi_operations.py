@@ -81,6 +81,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "limitations": tuple[str, ...],
             "bands": tuple[str, ...],
             "by_themselves": tuple[str, ...],
+            "undeclared": tuple[str, ...],
         },
     ),
     ("GET", "/v1/explain"): Operation(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perphd.control.numbers import NONE, number
+from perphd.control.numbers import NONE, duration, number
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.control.verdict import verdict
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area
 from perphd.domain.decision import Health
+from perphd.domain.host_account import NO_GROUP
 from perphd.domain.reading import available
+from perphd.domain.suggestion import workload_name
 from perphd.domain.units import format_bytes
 from perphd.domain.workload import Mode
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from perphd.domain.capability import Capability
     from perphd.domain.control import Pause
     from perphd.domain.status import AgentStatus, SelfCost, TrialStatus, WorkloadStatus
+    from perphd.domain.suggestion import Suggestion
     from perphd.domain.topology import Topology
     from perphd.isolation.restore_report import RestoreReport  # its package loads asyncio
 
@@ -30,6 +34,8 @@ HEALTH_STYLE = {
     Health.OVERPROVISIONED: "cyan",
     Health.UNKNOWN: "dim",
 }
+MUCH_SHARE = 0.05
+"""Share of the host's CPUs from which ``perphctl doctor`` names undeclared work that slowed nobody."""
 _AREAS = {Area.MEASURE: "Measuring", Area.ENFORCE: "Enforcing", Area.SERVICE: "Running as a service"}
 
 
@@ -40,12 +46,14 @@ def doctor_parts(
     limits: Iterable[str] = (),
     by_themselves: Iterable[str] = (),
     bands: Iterable[str] = (),
+    undeclared: Iterable[str] = (),
 ) -> list[Part]:
     """The output of ``perphctl doctor``: the verdict, then present and missing capabilities.
 
     A missing capability is listed with its effect and its remedy. ``limits``: settings and measurements that declared
     workloads cannot have. ``by_themselves``: workloads that declared themselves, with the places. ``bands``: the
     mechanisms of each declared band here.
+    ``undeclared``: work that uses much CPU and that nobody declared.
     """
     items = list(capabilities)
     parts: list[Part] = [
@@ -63,6 +71,8 @@ def doctor_parts(
     if missing:
         needs = [(item.name, item.cost or NONE, item.remedy or NONE) for item in missing]
         parts.append(table("What is missing", ("CAPABILITY", "WITHOUT IT", "HOW TO GET IT"), needs))
+    if lines := list(undeclared):
+        parts.append(text(Styled("Undeclared work:", "yellow"), *(f"  {line}" for line in lines)))
     if lines := list(limits):
         parts.append(text("Limitations of the declared workloads:", *(f"  {line}" for line in lines)))
     if lines := list(bands):
@@ -79,6 +89,29 @@ def declared_lines(workloads: Iterable[WorkloadStatus]) -> tuple[str, ...]:
         for item in workloads
         if item.spec.declared_by
     )
+
+
+def undeclared_lines(found: Iterable[Suggestion], capacity: int, names: Mapping[str, str]) -> tuple[str, ...]:
+    """Undeclared groups that use much CPU or slowed LRAs, with the commands that declare them.
+
+    ``capacity``: the host's CPUs that workloads may use. ``names``: names of containers, by group.
+    """
+    lines = []
+    for item in found:
+        if item.cpu_cores < MUCH_SHARE * capacity and not item.gains:
+            continue
+        used = f"used {item.cpu_cores:.2g} of {capacity} CPUs in the last {duration(item.seen_s)}"
+        slowed = f" and slowed {', '.join(gain.lra for gain in item.gains)}" if item.gains else ""
+        if item.group == NO_GROUP:
+            lines.append(
+                f"Processes in no control group {used}{slowed}. To declare them, start them with systemd-run."
+            )
+            continue
+        name, group = workload_name(item.group), shlex.quote(item.group)
+        known = f"{names[item.group]} ({item.group})" if names.get(item.group) else item.group
+        lines.append(f"{known} {used}{slowed}. If it may give way: perphctl batch add {name} {group}")
+        lines.append(f"  If it must be protected: perphctl lra add {name} {group}")
+    return tuple(lines)
 
 
 def limitations(status: AgentStatus) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from perphd.control.mode_routes import ModeRoutes
 from perphd.control.model_routes import ModelRoutes
 from perphd.control.past_routes import PastRoutes
 from perphd.control.port import AgentPort
-from perphd.control.render import declared_lines, limitations
+from perphd.control.render import declared_lines, limitations, undeclared_lines
 from perphd.control.replay_routes import Recordings
 from perphd.control.request import BODY, only, read_body, whole
 from perphd.control.sizing_routes import SizingRoutes
@@ -215,12 +215,16 @@ class Routes:
         return {**encode(status_without_secrets(self._agent.status())), "clock": self._clock()}
 
     async def _doctor(self, request: web.Request, peer: Peer) -> Any:
+        status, topology = self._agent.status(), self._agent.topology
+        groups = () if status.host is None else status.host.undeclared
+        names = {item.group: item.name for item in groups}
         return {
             "capabilities": encode(self._agent.capabilities.items),
-            "topology": encode(self._agent.topology),
-            "limitations": [*limitations(self._agent.status()), *await self._agent.oom_order()],
+            "topology": encode(topology),
+            "limitations": [*limitations(status), *await self._agent.oom_order()],
             "bands": list(self._agent.bands()),
-            "by_themselves": list(declared_lines(self._agent.status().workloads)),
+            "by_themselves": list(declared_lines(status.workloads)),
+            "undeclared": list(undeclared_lines(self._agent.suggestions(), len(topology.usable), names)),
         }
 
     async def _explain(self, request: web.Request, peer: Peer) -> Any:

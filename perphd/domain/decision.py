@@ -27,7 +27,7 @@ TROUBLED: Final = frozenset({Health.SUSPECT, Health.DEGRADED})
 
 
 TO_BEST: Final = "back to the best setting"
-"""Beginning of the reason of a decision that returns to the best setting, by which displays recognise it."""
+"""Beginning of the reason of a decision that returns to the best setting, and its effect in displays."""
 
 
 class Cause(StrEnum):
@@ -144,7 +144,8 @@ class Candidate:
 class Decision:
     """One decision about one LRA, complete enough to explain and to replay.
 
-    ``mode``: the LRA's mode at that time; None outside of the daemon.
+    ``mode``: the LRA's mode at that time; None outside of the daemon. ``to_best``: the target is out of reach, and the
+    decision returns to the best setting, which may protect more or less than the present one.
     """
 
     at_s: float
@@ -159,6 +160,7 @@ class Decision:
     reason: str
     policy: str
     mode: Mode | None = None
+    to_best: bool = False
 
 
 def target_reachable(decision: Decision) -> bool | None:

@@ -59,7 +59,10 @@ class WorkloadStatus:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of an LRA's protection or, in ``mode`` observe, one that would have been made. ``at_s``: monotonic."""
+    """A change of an LRA's protection or, in ``mode`` observe, one that would have been made.
+
+    ``at_s``: monotonic. ``to_best``: see ``Decision``.
+    """
 
     at_s: float
     workload: str
@@ -68,6 +71,7 @@ class Change:
     after: Allocation
     mode: Mode | None
     reason: str
+    to_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)

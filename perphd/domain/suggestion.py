@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from perphd.domain.reading import Reading
 
 
+def workload_name(group: str) -> str:
+    """A name for the workload in this control group: the last part of its path, without the kind of unit."""
+    last = group.rpartition("/")[2]
+    stem = last.rpartition(".")[0] or last
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in stem).strip("-") or "batch"
+
+
 @dataclass(frozen=True, slots=True)
 class Gain:
     """Predicted gain of one LRA if perphd had restricted the group as batch.

@@ -29,7 +29,7 @@ Then weights w_k = l_k min(e_k, median of all e > 0), clipped to the third large
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,6 +65,15 @@ OTHER_VERSION: Final = 0.5
 """Distance added for another version of the application."""
 CLOCK_SLACK_S: Final = 3600.0
 """A document dated further than this in the future is ignored."""
+BEHIND_OTHERS: Final = (
+    "other hosts' models wait: most are dated in the future, so this host's clock must be behind"
+)
+EXPIRED_OTHERS: Final = (
+    "other hosts' models wait: all have expired; check whether this host's clock is ahead, and whether the hosts "
+    "still contribute"
+)
+_DAYS_FROM_S: Final = 2 * 86400.0
+"""Distance into the future from which a message counts days instead of hours."""
 _TINY: Final = 1e-12
 
 
@@ -245,18 +254,43 @@ def _quantile(sorted_values: Floats, above: Floats, level: float) -> Floats:
     return np.asarray(np.take_along_axis(sorted_values, row[None], axis=0)[0], dtype=np.float64)
 
 
-def ahead(ledger: ContributionLedger, name: str, now_unix_s: float) -> tuple[frozenset[str], bool]:
-    """Hosts whose documents are dated in the future, and whether this host's clock must be behind.
+@dataclass(frozen=True, slots=True)
+class Dating:
+    """What the dates of other hosts' documents say about clocks.
 
-    That is so if most other hosts are ahead of it. ``name``: the host that asks.
+    ``ahead``: hosts whose documents are dated in the future, each with the reason why its document does not count.
+    ``why_wait``: why this host's own clock is in doubt, so that it must not judge by dates; empty if it is not.
     """
-    others = [each for each in ledger.counting() if each.contributor != name]
-    found = frozenset(each.contributor for each in others if _is_ahead(each, now_unix_s))
-    return found, 2 * len(found) > len(others)
+
+    ahead: Mapping[str, str]
+    why_wait: str = ""
 
 
-def _is_ahead(each: Contribution, now_unix_s: float) -> bool:
-    return each.made_unix_s - now_unix_s > CLOCK_SLACK_S
+def dating(ledger: ContributionLedger, asking: Asking) -> Dating:
+    """Judge clocks by the dates of the other hosts' documents.
+
+    If most of them are dated in the future, this host's clock must be behind. If all others have expired, it may be
+    ahead by more than their age.
+    """
+    others = [each for each in ledger.counting() if each.contributor != asking.name]
+    found = {each.contributor: reason for each in others if (reason := _ahead(each, asking.now_unix_s))}
+    current = [each for each in others if each.contributor not in found and not _is_expired(each, asking)]
+    if 2 * len(found) > len(others):
+        return Dating(found, BEHIND_OTHERS)
+    return Dating(found, "" if current or not others else EXPIRED_OTHERS)
+
+
+def _ahead(each: Contribution, now_unix_s: float) -> str:
+    """Why a document is dated too far in the future; empty if it is not."""
+    ahead_s = each.made_unix_s - now_unix_s
+    if ahead_s <= CLOCK_SLACK_S:
+        return ""
+    far = f"{ahead_s / 86400.0:.0f} days" if ahead_s >= _DAYS_FROM_S else f"{ahead_s / 3600.0:.1f} hours"
+    return f"dated {far} in the future: check the clock of {each.contributor}"
+
+
+def _is_expired(each: Contribution, asking: Asking) -> bool:
+    return asking.now_unix_s - each.made_unix_s > asking.expire_s
 
 
 def _unfit(
@@ -264,9 +298,9 @@ def _unfit(
 ) -> str:
     if each.contributor == asking.name:
         return "own"
-    if _is_ahead(each, asking.now_unix_s):
-        return "dated in the future"
-    if asking.now_unix_s - each.made_unix_s > asking.expire_s:
+    if ahead := _ahead(each, asking.now_unix_s):
+        return ahead
+    if _is_expired(each, asking):
         return "expired"
     if statistic.counted_by != counted_by:
         return f"its work is counted by {statistic.counted_by or 'no SLI'}"

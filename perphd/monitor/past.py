@@ -268,7 +268,8 @@ def _changes(
         except WireError:  # written by another version
             continue
         at_s = float(wall_s) - offset_s
-        found.append(Change(at_s, name, made.action, made.current, made.chosen, made.mode, made.reason))
+        change = (made.action, made.current, made.chosen, made.mode, made.reason, made.to_best)
+        found.append(Change(at_s, name, *change))
         if len(found) == most:
             break
     return found

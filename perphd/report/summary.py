@@ -6,7 +6,7 @@ Approach: time is divided into windows of ten seconds. A window is *on target* i
 work) met the target of the decision in force. perphd would have recovered most of the windows that missed it, and batch
 would have given way in its runs in which an LRA needed protection. The shares come from simulated weeks, run in observe
 and in enforce from the same seed, and the bands are as wide as the errors there (``calibration``,
-docs/how-to/report.md).
+docs/how-to/report.md). Less than ``LEAST_S`` of judged time is too little for a prediction.
 
 In enforce there is no prediction: the same figures are measurements.
 """
@@ -27,6 +27,8 @@ from perphd.report.rows import WINDOW_S, Decided, ReportHistory, ReportWindow
 
 STALE_S: Final = 300.0
 """Maximum age in seconds of a decision's target; unchanged decisions are stored once a minute."""
+LEAST_S: Final = 600.0
+"""Minimum judged time in observe for a prediction, in seconds."""
 RUNNING_CORES: Final = 0.05
 """CPU use of all batch, in cores, below which batch counts as not running."""
 SAME_LOAD: Final = 0.15
@@ -62,7 +64,8 @@ class LraSummary:
     """Figures for one LRA.
 
     ``observed``, ``enforced``: share on target in these modes. ``predicted``: the share predicted for the
-    observed time with perphd.
+    observed time with perphd. ``too_short_s``: the judged time in observe while it is too short for that; None: it is
+    not, or the LRA is not in observe now.
     ``inherent_pct``: share of the observed time missed at such a load even without batch. ``acted``: decisions that
     changed something, or would have for the first time, by mode, action and cause. ``degraded``: hours by cause.
     ``kept``, ``rolled_back``: numbers of reviewed changes with this outcome.
@@ -78,6 +81,7 @@ class LraSummary:
     kept: int
     rolled_back: int
     places: tuple[ReportPlace, ...]
+    too_short_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +164,22 @@ def _lra(
         if one.decided.health is Health.DEGRADED:
             degraded[one.decided.cause] += 1
     outcomes = [outcome.kept for outcome in history.outcomes if outcome.lra == lra]
+    judged_s = 0.0 if observed is None else observed.windows * WINDOW_S
+    too_short = history.decisions[lra][-1].mode is Mode.OBSERVE and judged_s < LEAST_S
     return LraSummary(
         lra,
         observed,
         enforced,
-        None if observed is None else predicted_on_target(observed.pct, inherent_pct),
+        predicted_on_target(observed.pct, inherent_pct)
+        if observed is not None and judged_s >= LEAST_S
+        else None,
         inherent_pct,
         tuple((*key, count) for key, count in acted.most_common()),
         tuple((cause, count * WINDOW_S / 3600.0) for cause, count in degraded.most_common()),
         sum(outcomes),
         len(outcomes) - sum(outcomes),
         _places(history, judged),
+        judged_s if too_short else None,
     )
 
 
@@ -216,7 +225,9 @@ def _batch(
     if totals[Mode.OBSERVE] > 0:
         given = sum(used[at_s] for at_s in _touched(judged, used) if modes[at_s] is Mode.OBSERVE)
         touched_pct = 100.0 * given / totals[Mode.OBSERVE]
-        predicted = predicted_batch_kept(touched_pct)
+        known = {one.at_s for ones in judged.values() for one in ones if one.met is not None}
+        if sum(modes[at_s] is Mode.OBSERVE for at_s in known) * WINDOW_S >= LEAST_S:
+            predicted = predicted_batch_kept(touched_pct)
     return BatchSummary(cores[Mode.OBSERVE], cores[Mode.ENFORCE], touched_pct, predicted, history.batch)
 
 

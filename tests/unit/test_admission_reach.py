@@ -15,7 +15,7 @@ from perphd.admission.moves import reach
 from perphd.admission.moves.reach import Instruments, Reach, Tried, cheapest_of_the_best, may_try
 from perphd.admission.moves.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
-from perphd.domain.decision import TO_BEST, Action, Candidate, Prediction
+from perphd.domain.decision import Action, Candidate, Prediction
 from perphd.domain.workload import Exploration
 
 NOTHING = untouched(4)
@@ -151,7 +151,7 @@ def test_no_target_is_out_of_reach_before_all_was_tried_at_once() -> None:
     look = replace(episode, tried=tried, looks=1)
     settled, move = reach.checked(look, wanted, DEMOTED, 900.0, [0.5] * 5, shield)
     assert settled.settled_until_s is not None
-    assert move.reason.startswith(f"{TO_BEST}: "), "status and explain recognise it by these words"
+    assert move.to_best
 
 
 def test_other_instruments_begin_the_episode_anew() -> None:

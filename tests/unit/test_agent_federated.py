@@ -33,11 +33,13 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.federated.contribution import Contribution, Statistic, Topic, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
+from perphd.federated.pooling import BEHIND_OTHERS, EXPIRED_OTHERS
 from perphd.federated.replicas import ABSENT_S
 from perphd.predictor import Registry
 from perphd.predictor import federated as predictor_federated
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.trial import LENGTH
+from tests.unit.inline import inline
 from tools.bench.federated.hosts import days, fleet
 
 APP = WorkloadSpec("app", Kind.LRA, "/app")
@@ -69,7 +71,7 @@ class Daemon:
         self.registry = Registry("ogbrt")
         self.models = Models(
             self.registry, ModelFiles(state), self.records, lambda: self.wall_s, self.host.name,
-            self.host.hardware.cores, federated=self.federated,
+            self.host.hardware.cores, federated=self.federated, in_thread=False,
         )  # fmt: skip
 
     def live(self, samples: int) -> Daemon:
@@ -80,7 +82,7 @@ class Daemon:
         return self
 
     def tick(self) -> Daemon:
-        self.models.follow((APP,), self.now_s, lambda _: self.known_as)
+        inline(self.models.follow((APP,), self.now_s, lambda _: self.known_as))
         return self
 
     def stop(self) -> None:
@@ -200,9 +202,18 @@ def test_too_few_hosts_are_no_start(folder: Path, tmp_path: Path) -> None:
     assert daemon.models.summary(APP).origin == "learned here"
 
 
+def redated(folder: Path, host: str, made_unix_s: float) -> None:
+    """Let the document of a host be made at another time."""
+    said = ContributionFolder(folder).own(host)
+    assert said is not None
+    (folder / f"{host}.json").write_bytes(to_text(msgspec.structs.replace(said, made_unix_s=made_unix_s)))
+
+
 def test_a_contribution_expires(folder: Path, tmp_path: Path) -> None:
-    daemon = Daemon(tmp_path, 0, folder, wall_s=NOW + 31 * 86400.0).tick()
-    assert {left.reason for left in daemon.origin.left_out} == {"expired"}
+    redated(folder, "host-04", NOW - 31 * 86400.0)
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [("host-04", "expired")]
+    assert len(daemon.origin.hosts) == 3
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_counts(folder: Path, tmp_path: Path) -> None:
@@ -312,7 +323,7 @@ def test_an_application_that_cannot_be_pooled_does_not_stop_the_others(
     monkeypatch.setattr(agent_federated, "pooled", pooled)
     odd = replace(APP, name="odd", cgroup="/odd")
     for daemon.now_s in (0.0, AGAIN_S * 2):
-        daemon.models.follow((odd, APP), daemon.now_s)
+        inline(daemon.models.follow((odd, APP), daemon.now_s))
         assert "odd: contributions of other hosts cannot be used: ValueError('a bug')" in daemon.problem
     assert daemon.models.summary(APP).origin == "began from 4 other hosts"
 
@@ -441,7 +452,7 @@ def test_a_removed_application_is_no_longer_spoken_of(tmp_path: Path) -> None:
     daemon.models.save_when_due((APP,), 10.0, 1.0)
     daemon.models.forget("app", 11.0)
     daemon.wall_s += ABSENT_S + 1.0
-    daemon.models.follow((replace(APP, name="other"),), 12.0)
+    inline(daemon.models.follow((replace(APP, name="other"),), 12.0))
     daemon.models.model("other").samples += 1
     daemon.models.close((replace(APP, name="other"),), 13.0, save=True)
     said = ContributionFolder(folder).own("host-00")
@@ -598,7 +609,7 @@ def test_a_host_without_an_lra_contributes_its_forecast_scores(tmp_path: Path) -
     daemon = Daemon(tmp_path, 1, shared, forecasts=worker)
 
     def wait(now_s: float) -> list[str]:
-        daemon.models.follow((), now_s)
+        inline(daemon.models.follow((), now_s))
         daemon.models.save_when_due((), now_s, 10.0)
         own = ContributionFolder(shared).own(daemon.host.name)
         return (
@@ -632,7 +643,7 @@ def test_with_a_clock_that_is_behind_a_model_waits_for_the_others(
 ) -> None:
     daemon = Daemon(tmp_path, 0, folder, wall_s=1000.0).tick()  # a board without a battery, before NTP
     assert daemon.models.summary(APP).origin == "learned here"
-    assert daemon.problem == agent_federated.BEHIND_OTHERS
+    assert daemon.problem == BEHIND_OTHERS
     for daemon.now_s in (AGAIN_S, 2 * AGAIN_S):
         daemon.tick()
     assert caplog.text.count("this host's clock must be behind") == 1
@@ -641,22 +652,50 @@ def test_with_a_clock_that_is_behind_a_model_waits_for_the_others(
     assert daemon.problem == ""
 
 
+def test_with_a_clock_that_is_ahead_a_model_waits_for_the_others(folder: Path, tmp_path: Path) -> None:
+    daemon = Daemon(tmp_path, 0, folder, wall_s=NOW + 31 * 86400.0).tick()
+    assert daemon.models.summary(APP).origin == "learned here"
+    assert daemon.problem == EXPIRED_OTHERS
+    daemon.wall_s, daemon.now_s = NOW, AGAIN_S
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+    assert daemon.problem == ""
+
+
+def test_documents_that_have_all_expired_wait_for_one_that_has_not(folder: Path, tmp_path: Path) -> None:
+    for number in range(1, 5):
+        redated(folder, f"host-0{number}", NOW - 31 * 86400.0)
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert daemon.problem == EXPIRED_OTHERS
+    redated(folder, "host-01", NOW)
+    daemon.now_s = AGAIN_S
+    assert daemon.tick().problem == ""
+    assert daemon.origin.outcome == TOO_LITTLE
+
+
+def test_a_host_whose_clock_was_far_ahead_counts_as_soon_as_it_is_right(folder: Path, tmp_path: Path) -> None:
+    redated(folder, "host-04", NOW + 45 * 86400.0)
+    daemon = Daemon(tmp_path, 0, folder).tick()
+    assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [
+        ("host-04", "dated 45 days in the future: check the clock of host-04")
+    ]
+    redated(folder, "host-04", NOW)
+    daemon.models.reset(APP, 0.0)
+    assert daemon.tick().models.summary(APP).origin == "began from 4 other hosts"
+
+
 def test_a_host_whose_clock_is_ahead_is_named_once_and_left_out(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = ContributionFolder(folder).own("host-04")
-    assert said is not None
-    early = msgspec.structs.replace(said, made_unix_s=NOW + 2 * 86400.0)
-    (folder / "host-04.json").write_bytes(to_text(early))
+    redated(folder, "host-04", NOW + 2 * 86400.0)
     daemon = Daemon(tmp_path, 0, folder).tick()
     assert daemon.models.summary(APP).origin == "began from 3 other hosts"
     assert [(left.contributor, left.reason) for left in daemon.origin.left_out] == [
-        ("host-04", "dated in the future")
+        ("host-04", "dated 2 days in the future: check the clock of host-04")
     ]
     daemon.models.reset(APP, 0.0)
     daemon.tick()
     assert (
-        caplog.text.count("host-04.json: not used: it is dated in the future; check the clock of that host")
+        caplog.text.count("host-04.json: not used: dated 2 days in the future: check the clock of host-04")
         == 1
     )
     assert daemon.problem == ""

@@ -28,6 +28,7 @@ from perphd.predictor import Registry
 from perphd.predictor.federated import KIND
 from perphd.predictor.files import ModelFiles
 from tests.unit.host_tree import write_tree
+from tests.unit.inline import inline
 from tools.bench.federated.hosts import days, fleet
 
 HOSTS = fleet(3, applications=1)[:5]
@@ -58,7 +59,7 @@ class Node:
         )
         self.models = Models(
             Registry("ogbrt"), ModelFiles(state), self.records, lambda: NOW, self.host.name,
-            self.host.hardware.cores, federated=federated,
+            self.host.hardware.cores, federated=federated, in_thread=False,
         )  # fmt: skip
         self.specs: tuple[WorkloadSpec, ...] = ()
         self.declared_as: dict[str, str] = {}
@@ -88,7 +89,7 @@ class Node:
         return self.tick()
 
     def tick(self) -> Node:
-        self.models.follow(self.specs, self.now_s, self.declared_as.__getitem__)
+        inline(self.models.follow(self.specs, self.now_s, self.declared_as.__getitem__))
         return self
 
     def spec(self, pod: str) -> WorkloadSpec:

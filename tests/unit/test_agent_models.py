@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from perphd.agent import models as models_module
 from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.domain.allocation import Allocation, CpuGrant
@@ -22,6 +24,7 @@ from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.predictor import Observation, Registry
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.persist import VERSION, ModelFileError, from_text
+from tests.unit.inline import HeldCall, inline
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push"))
 PI = WorkloadSpec("pi", Kind.BATCH, "/batch/pi")
@@ -31,14 +34,23 @@ NO_LOAD = Unavailable("no load signal")
 class Daemon:
     """One life of a daemon: its models, its records, and the clocks that it sees."""
 
-    def __init__(self, directory: Path, now_s: float = 0.0, wall_s: float = 1e9, host: str = "here") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        now_s: float = 0.0,
+        wall_s: float = 1e9,
+        host: str = "here",
+        in_thread: bool = False,
+    ) -> None:
         self.now_s, self.wall_s = now_s, wall_s
         self.records = Records(None, lambda: self.wall_s)
         self.files = ModelFiles(directory)
-        self.models = Models(Registry(), self.files, self.records, lambda: self.wall_s, host, 4)
+        self.models = Models(
+            Registry(), self.files, self.records, lambda: self.wall_s, host, 4, in_thread=in_thread
+        )
 
     def start(self, spec: WorkloadSpec = DB) -> Daemon:
-        self.models.follow((spec, PI), self.now_s)
+        inline(self.models.follow((spec, PI), self.now_s))
         return self
 
     def live(self, seconds: int, work: float = 1000.0) -> None:
@@ -315,7 +327,7 @@ def exported(path: Path, spec: WorkloadSpec = DB) -> bytes:
 def test_a_model_of_another_host_is_taken_with_a_warning_and_kept(path: Path, tmp_path: Path) -> None:
     text = exported(tmp_path / "there")
     daemon = Daemon(path, wall_s=1e9 + 20).start()
-    warnings = daemon.models.take(DB, text, 0.0, rename=False)
+    warnings = inline(daemon.models.take(DB, text, 0.0, rename=False))
     assert daemon.work == pytest.approx(700.0)
     assert "learned on there" in " ".join(warnings)
     assert daemon.models.summary(DB).origin == "imported, learned on there"
@@ -329,7 +341,7 @@ def test_the_same_model_comes_back_without_a_warning(path: Path) -> None:
     daemon.live(20)
     text = daemon.models.export(DB, daemon.now_s).encode()
     daemon.models.reset(DB, daemon.now_s)
-    assert daemon.models.take(DB, text, daemon.now_s, rename=False) == ()
+    assert inline(daemon.models.take(DB, text, daemon.now_s, rename=False)) == ()
     assert daemon.work == pytest.approx(1000.0)
 
 
@@ -341,7 +353,7 @@ def test_a_bad_import_is_refused_and_changes_nothing(path: Path, tmp_path: Path,
     daemon.live(20)
     before = daemon.models.model("db")
     with pytest.raises(ModelFileError) as refused:
-        daemon.models.take(DB, text, daemon.now_s, rename=False)
+        inline(daemon.models.take(DB, text, daemon.now_s, rename=False))
     assert says in str(refused.value) or "of the LRA 'web', not of 'db'" in str(refused.value)
     assert daemon.models.model("db") is before
 
@@ -351,6 +363,35 @@ def test_another_name_is_taken_on_demand(path: Path, tmp_path: Path) -> None:
     web = replace(DB, name="web", cgroup="/app/web")
     daemon = Daemon(path).start(web)
     with pytest.raises(ModelFileError, match="--rename"):
-        daemon.models.take(web, text, 0.0, rename=False)
-    daemon.models.take(web, text, 0.0, rename=True)
+        inline(daemon.models.take(web, text, 0.0, rename=False))
+    inline(daemon.models.take(web, text, 0.0, rename=True))
     assert daemon.models.summary(web).samples == 20
+
+
+# -- threads --------------------------------------------------------------------------------------------------------
+
+
+async def test_the_loop_goes_on_while_a_model_is_read(path: Path) -> None:
+    lived(path)
+    daemon = Daemon(path, in_thread=True)
+    reader = HeldCall(daemon.files.load)
+    daemon.files.load = reader  # type: ignore[method-assign, assignment]
+    following = asyncio.create_task(daemon.models.follow((DB, PI), 0.0))
+    await reader.let_go()
+    assert daemon.models.summary(DB).samples == 0, "a question meanwhile hides nothing"
+    await following
+    assert daemon.models.summary(DB).samples == 20
+
+
+async def test_the_loop_goes_on_while_an_imported_model_is_decoded(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lived(path)
+    daemon = Daemon(tmp_path / "other", in_thread=True)
+    await daemon.models.follow((DB, PI), 0.0)
+    reader = HeldCall(from_text)
+    monkeypatch.setattr(models_module, "from_text", reader)
+    taking = asyncio.create_task(daemon.models.take(DB, (path / "db.json").read_bytes(), 0.0, rename=False))
+    await reader.let_go()
+    await taking
+    assert daemon.models.summary(DB).samples == 20

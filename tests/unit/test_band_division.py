@@ -337,6 +337,37 @@ async def test_it_is_written_on_every_layout_and_given_back(layout: str, tmp_pat
     assert changed <= {f"{root}/{spec.name}/cpuset.cpus" for spec in specs if layout == "v2"}
 
 
+@pytest.mark.parametrize("layout", ["v1", "v2", "hybrid"])
+@pytest.mark.parametrize(("pinned", "had"), [("3", "3"), ("1-2", "2"), ("2-3", "2-3"), ("0-1", "0-1")])
+async def test_silver_never_gets_more_cpus_than_its_operator_gave_it(
+    layout: str, pinned: str, had: str, tmp_path: Path
+) -> None:
+    """Gold owns CPUs 0 and 1 of four; the division alone would give silver 2 and 3."""
+    kernel = FakeKernel(layout)
+    specs = (lra("db", "gold", 2.0), lra("web", "silver", 1.5))
+    for spec in specs:
+        kernel.mkdir(spec.cgroup)
+    root = "/sys/fs/cgroup" if layout == "v2" else "/sys/fs/cgroup/cpuset"
+    file = f"{root}/web/cpuset.cpus"
+    kernel.write(file, f"{pinned}\n".encode())
+    everybody = CpuSet.of(range(4))
+    for _ in range(2):  # the second time as a new process, with the originals from the journal
+        journal = Journal(tmp_path / "state", boot_id="boot")
+        executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False)
+        knobs = {spec.name: executor.enforceable(spec)[0] for spec in specs}
+        made = divided(topology(1, 4, 1), specs, knobs)
+        wanted = {spec.name: over(spec, UNTOUCHED, made, {}, knobs[spec.name]) for spec in specs}
+        assert wanted["web"].cpus == CpuSet.of((2, 3))
+        assert (await executor.apply(executor.plan(wanted, specs))).ok
+        assert kernel.texts()[file].strip() == had
+        refused = [each.reason for each in executor.not_enforceable("web") if each.knob == "cpus"]
+        assert bool(refused) == (pinned == "0-1"), "what cannot be done is said"
+        wider = {**wanted, "web": replace(wanted["web"], cpus=everybody)}  # gold has left
+        assert (await executor.apply(executor.plan(wider, specs))).ok
+        assert kernel.texts()[file].strip() == pinned
+        journal.close()
+
+
 async def test_a_guarantee_never_lowers_the_weight_that_a_group_had(tmp_path: Path) -> None:
     kernel = FakeKernel("v2")
     kernel.mkdir("/web")

@@ -29,7 +29,7 @@ from perphd.commands.render_status import change_text, status_parts
 from perphd.commands.sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.numbers import NONE, duration, number
-from perphd.control.render import limitations, settings_text
+from perphd.control.render import limitations, settings_text, undeclared_lines
 from perphd.control.table import Styled, Table, plain, table, text, with_bars_within
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import TO_BEST, Action, Outcome
@@ -241,6 +241,33 @@ def test_a_suggestion_says_what_its_ratios_mean(run: Run, monkeypatch: pytest.Mo
         shown = " ".join(ok(run("suggest")).split())
         assert shown.count("as ratios to what was observed") == legends
         assert ("x 0.15" in shown) == bool(gains)
+
+
+def test_doctor_names_undeclared_work_with_the_commands_that_declare_it(run: Run) -> None:
+    shown = " ".join(ok(run("doctor")).split())
+    assert (
+        "Undeclared work: /system.slice/backup.service used 1.5 of 8 CPUs in the last 60 min and slowed db."
+        in shown
+    )
+    assert "If it may give way: perphctl batch add backup /system.slice/backup.service" in shown
+    assert "If it must be protected: perphctl lra add backup /system.slice/backup.service" in shown
+
+
+def test_doctor_names_only_undeclared_work_that_matters() -> None:
+    pod = "/kubepods.slice/kubepods-pod1\\x2d2.slice"
+    found = [
+        Suggestion("/user.slice/idle.scope", 0.39, 60.0, (), "", ""),
+        Suggestion(pod, 0.41, 60.0, (), "", ""),
+        Suggestion("/", 2.0, 60.0, (), "", ""),
+    ]
+    assert undeclared_lines(found, 8, {pod: "shop/web-0"}) == (
+        f"shop/web-0 ({pod}) used 0.41 of 8 CPUs in the last 60 s. If it may give way: "
+        f"perphctl batch add kubepods-pod1-x2d2 '{pod}'",
+        f"  If it must be protected: perphctl lra add kubepods-pod1-x2d2 '{pod}'",
+        "Processes in no control group used 2 of 8 CPUs in the last 60 s. To declare them, start them with "
+        "systemd-run.",
+    )
+    assert undeclared_lines((), 8, {}) == ()
 
 
 def test_doctor_without_a_daemon(tmp_path: Path):
@@ -468,11 +495,17 @@ def test_explain_for_people():
     assert "perphd left everything as it is" in shown
     assert "SCORE" not in shown
     assert "would protect it more" in plain(explain_parts([replace(grown, mode=Mode.OBSERVE)], 0.0))
-    best = replace(grown, action=Action.ROLLBACK, reason=f"{TO_BEST}: out of reach")
+    best = replace(grown, action=Action.ROLLBACK, reason=f"{TO_BEST}: out of reach", to_best=True)
     assert "perphd returned to the best setting: out of reach." in plain(explain_parts([best], 0.0))
-    change = Change(0.0, "db", Action.ROLLBACK, best.current, best.chosen, Mode.ENFORCE, best.reason)
+    reworded = replace(best, reason="another text")
+    assert "perphd returned to the best setting: another text." in plain(explain_parts([reworded], 0.0))
+    alike = replace(best, to_best=False)
+    assert "returned to the best setting" not in plain(explain_parts([alike], 0.0)), "no text decides that"
+    change = Change(
+        0.0, "db", Action.ROLLBACK, best.current, best.chosen, Mode.ENFORCE, "any text", to_best=True
+    )
     assert change_text(change).endswith(f"({TO_BEST})")
-    assert change_text(replace(change, reason="it did not help")).endswith("(undone)")
+    assert change_text(replace(change, to_best=False)).endswith("(undone)")
     verbose = plain(explain_parts([grown], 0.0, verbose=True))
     assert "0.67 [0.60, 0.75]" in verbose
     assert "delay unknown (no latency)" in verbose

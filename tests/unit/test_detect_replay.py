@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -95,3 +96,23 @@ def test_it_is_decided_again_bit_for_bit(
     assert replay(path, policy()) == (len(rounds), [])
     _, differences = replay(path, policy(PolicySettings(precaution=False, confirm_ticks=9, evaluate_ticks=9)))
     assert differences, "with other settings it would have been decided otherwise"
+
+
+def test_a_recording_of_before_a_field_of_decisions_replays(tmp_path: Path) -> None:
+    path, rounds = tmp_path / "run.jsonl", Rounds()
+    with path.open("w") as file:
+        run(
+            one_lra(),
+            Recorder(PerphPolicy(), file),
+            1.0,
+            0,
+            models=True,
+            watch=lambda *item: rounds.append(item),
+        )
+    begin, *lines = path.read_text().splitlines()
+    values = [json.loads(line) for line in lines]
+    for value in values:
+        for decision in value["target"]["decisions"]:
+            del decision["to_best"]
+    path.write_text("\n".join([begin, *map(json.dumps, values)]))
+    assert replay(path, PerphPolicy()) == (len(rounds), [])

@@ -162,7 +162,8 @@ def test_who_counts_and_who_does_not_is_said():
     assert sum(source.share for source in told.sources) == pytest.approx(1.0)
     assert told.value[0] == pytest.approx(0.2)
     assert {left.contributor: left.reason for left in told.left_out} == {
-        "old": "expired", "early": "dated in the future", "epyc": "unlike hardware", "me": "own",
+        "old": "expired", "early": "dated 2.0 hours in the future: check the clock of early",
+        "epyc": "unlike hardware", "me": "own",
         "other": "its work is counted by mysql", "short": "2 points instead of 1", "liar": "withdrawn",
     }  # fmt: skip
 

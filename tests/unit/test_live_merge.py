@@ -25,6 +25,7 @@ from perphd.predictor.files import ModelFiles
 from perphd.predictor.live_merge import judge, merge_models, remembered
 from perphd.predictor.persist import ModelFile, from_text, to_text
 from perphd.predictor.physics import CpuGrants, expect
+from tests.unit.inline import inline
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push"))
 CORES = 16
@@ -42,9 +43,15 @@ class Host:
     def __init__(self, name: str, path: Path) -> None:
         self.registry = Registry("staged")
         self.models = Models(
-            self.registry, ModelFiles(path / name), Records(None, lambda: 1e9), lambda: 1e9, name, CORES
+            self.registry,
+            ModelFiles(path / name),
+            Records(None, lambda: 1e9),
+            lambda: 1e9,
+            name,
+            CORES,
+            in_thread=False,
         )
-        self.models.follow((DB,), 0.0)
+        inline(self.models.follow((DB,), 0.0))
 
     def lived(self, cores: range, seed: int, lean: float = 0.3, samples: int = 240) -> Host:
         rng = np.random.default_rng(seed)
@@ -110,7 +117,7 @@ def test_a_merged_model_knows_what_each_host_knows_and_is_taken_over_by_a_third(
         return Host("c", tmp_path).lived(range(8, 12), 3, samples=40)
 
     alone, helped = third(), third()
-    (warning,) = helped.models.take(DB, files["merged"].read_bytes(), 40.0, rename=False)
+    (warning,) = inline(helped.models.take(DB, files["merged"].read_bytes(), 40.0, rename=False))
     assert "it was learned on a+b" in warning
     # Samples of its own, of which the model takes how disks stall there, then what no sample of its own has shown.
     for host in (alone, helped):

@@ -505,38 +505,83 @@ def test_quantile_lies_within_the_bounds_and_grows_with_the_share(counts: list[i
 # -- Redis --------------------------------------------------------------------------------------------------
 
 
-async def test_redis_commands_per_second(tmp_path: Path):
-    processed = 1000
+class FakeRedis:
+    """Answers on a Unix socket; ``calls``: the counts of INFO commandstats. Counts every command after its answer."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path, self.calls = path, {"get": 600, "config|get": 50, "hello": 7}
+        self.counts, self.drops = True, False
+
+    async def __aenter__(self) -> FakeRedis:
+        self._server = await asyncio.start_unix_server(self._serve, self.path)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while header := await reader.readline():
             words = []
             for _ in range(int(header[1:])):
                 length = int((await reader.readline())[1:])
-                words.append((await reader.readexactly(length + 2))[:-2])
-            if words[0].upper() == b"INFO":
-                body = f"# Stats\r\ntotal_connections_received:5\r\ntotal_commands_processed:{processed}\r\n"
-                writer.write(f"${len(body)}\r\n{body}\r\n".encode())
-            else:
+                words.append((await reader.readexactly(length + 2))[:-2].decode().lower())
+            if words[0] != "info":
                 writer.write(b"+OK\r\n")
+            elif self.drops:
+                writer.close()
+            else:
+                lines = [f"# {words[1]}", f"total_commands_processed:{sum(self.calls.values())}"]
+                if words[1] == "commandstats":
+                    lines[1:] = [
+                        f"cmdstat_{name}:calls={calls},usec=9,usec_per_call=0.00,rejected_calls=0,failed_calls=0"
+                        for name, calls in self.calls.items()
+                    ]
+                body = "".join(f"{line}\r\n" for line in lines)
+                writer.write(f"${len(body)}\r\n{body}\r\n".encode())
+            name = "|".join(words[:2]) if words[0] == "client" else words[0]
+            if self.counts:
+                self.calls[name] = self.calls.get(name, 0) + 1
+            if self.drops:
+                break
             await writer.drain()
 
-    path = tmp_path / "redis.sock"
-    server = await asyncio.start_unix_server(serve, path)
-    try:
-        asked = source("redis", socket=str(path), timeout_s="10")
+
+async def test_redis_counts_the_work_and_no_administration(tmp_path: Path):
+    async with FakeRedis(tmp_path / "redis.sock") as server:
+        asked = source("redis", socket=str(server.path), timeout_s="10")
         assert not available((await asked.read(0.0)).work_rate_per_s)
-        processed += 2001  # one of them is the first question
+        server.calls["get"] += 1500
+        server.calls["config|get"] += 300  # somebody else's monitoring
+        server.calls |= {"zadd": 500, "slowlog|get": 700, "replconf": 40}
         reading = await asked.read(1000.0)
+        assert reading.work.events == 2000
         assert reading.work_rate_per_s == pytest.approx(2.0, rel=0.01)
         assert not available(reading.load_per_s)
-        processed = 3
+        server.calls = {"get": 3}
         assert "restarted" in reason((await asked.read(2000.0)).work_rate_per_s)
-        processed += 1001
+        server.calls["get"] += 1000
         assert (await asked.read(3000.0)).work_rate_per_s == pytest.approx(1.0, rel=0.01)
         await asked.close()
-    finally:
-        server.close()
+
+
+async def test_redis_counts_no_command_of_its_own_after_a_lost_connection(tmp_path: Path):
+    async with FakeRedis(tmp_path / "redis.sock") as server:
+        asked = source("redis", socket=str(server.path), timeout_s="10")
+        await asked.read(0.0)
+        server.drops = True
+        assert "redis" in reason((await asked.read(10.0)).work_rate_per_s)
+        server.drops = False
+        server.calls["get"] += 5
+        assert (await asked.read(20.0)).work.events == 5
+        await asked.close()
+
+
+async def test_redis_that_lists_no_commands_has_no_rate(tmp_path: Path):
+    async with FakeRedis(tmp_path / "redis.sock") as server:
+        server.calls, server.counts = {}, False
+        asked = source("redis", socket=str(server.path), timeout_s="10")
+        assert "INFO commandstats lists no commands" in reason((await asked.read(0.0)).work_rate_per_s)
+        await asked.close()
 
 
 def test_readings_know_when_nothing_is_there():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import random
@@ -115,6 +116,43 @@ def test_predictions_from_little_time_say_so(tmp_path: Path) -> None:
     assert db.observed is not None
     whole = replace(report, lras=(replace(db, observed=replace(db.observed, windows=24 * 3600)),))
     assert not any("This is a short time" in line for line in facts(whole))
+
+
+def test_the_first_minutes_promise_nothing_and_say_when_more_is_known(tmp_path: Path) -> None:
+    missed = store_of(tmp_path / "s.db", Mode.OBSERVE, lambda s: 20.0 if s <= 120 else 5.0, seconds=239)
+    report = summarise(read_history(missed, 1e6))
+    (db,) = report.lras
+    assert db.observed is not None
+    assert (db.predicted, report.batch.predicted_pct) == (None, None)
+    assert db.too_short_s == 240.0
+    assert verdict(report) == (
+        "db was on target for 50 % of the 4 min in observe that could be judged; what perphd would have changed is not "
+        "known yet."
+    )
+    first = datetime.datetime.fromtimestamp(EPOCH_S + 239 + 360).astimezone()
+    assert facts(report)[1] == (
+        f"Predictions take 10 min that could be judged (so far: db 4 min). The first follows at {first:%Y-%m-%d %H:%M} "
+        "at the earliest, if the daemon runs until then and knows the target."
+    )
+    shown = plain(report_parts(report))
+    assert "WITH PERPHD" not in shown
+    assert "bands that held" not in shown
+    assert "not known yet" in html(report)
+
+
+def test_while_the_targets_are_unknown_batch_is_promised_nothing(tmp_path: Path) -> None:
+    learning = store_of(tmp_path / "l.db", Mode.OBSERVE, lambda s: 5.0, seconds=1200, unknown_s=10_000)
+    report = summarise(read_history(learning, 1e6))
+    assert report.batch.predicted_pct is None
+    assert report.lras[0].too_short_s == 0.0
+    assert "so far: db 0 s" in facts(report)[1]
+
+
+def test_the_first_minutes_in_enforce_are_measured(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "s.db", Mode.ENFORCE, lambda s: 5.0, seconds=120)
+    report = summarise(read_history(store, 1e6))
+    assert report.lras[0].too_short_s is None
+    assert verdict(report) == "db was on target for 100 % of the time with perphd enforcing."
 
 
 def test_in_enforce_it_says_what_happened_and_predicts_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from threading import Event
 
 import pytest
 
-from perphd.agent.models import LOOKS_PER_TICK, VERSION_LOOK_S, Models
+from perphd.agent.model_life import LOOKS_PER_TICK, VERSION_LOOK_S
+from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.commands.render_model import list_parts
 from perphd.config.workloads import read_workload, to_table
@@ -27,6 +28,7 @@ from perphd.host.cgroup import discover
 from perphd.predictor import Observation, Registry
 from perphd.predictor.files import KEPT_GONE, KEPT_GONE_S, KEPT_VERSIONS, ModelFiles
 from perphd.sim.host import SimHost
+from tests.unit.inline import HeldCall, inline
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push"))
 NO_LOAD = Unavailable("no load signal")
@@ -268,11 +270,18 @@ class Running:
 class Daemon:
     """One life of a daemon on a host where an application is deployed, again and again."""
 
-    def __init__(self, path: Path, wall_s: float = 1e9) -> None:
+    def __init__(self, path: Path, wall_s: float = 1e9, in_thread: bool = False) -> None:
         self.running, self.now_s, self.wall_s = Running(), 0.0, wall_s
         self.records = Records(None, lambda: self.wall_s)
         self.models = Models(
-            Registry(), ModelFiles(path), self.records, lambda: self.wall_s, "here", 4, versions=self.running
+            Registry(),
+            ModelFiles(path),
+            self.records,
+            lambda: self.wall_s,
+            "here",
+            4,
+            versions=self.running,
+            in_thread=in_thread,
         )
 
     def deployed(self, version: Version, work: float, seconds: int = 40) -> None:
@@ -283,7 +292,7 @@ class Daemon:
         for _ in range(seconds):
             self.now_s += 1.0
             self.wall_s += 1.0
-            self.models.follow((DB,), self.now_s)
+            inline(self.models.follow((DB,), self.now_s))
             sample = Sample(
                 "db", self.now_s, 1.0, cpu_usage_cores=1.0, run_delay_cores=0.1, work_rate_per_s=work
             )
@@ -367,6 +376,23 @@ def test_what_cannot_be_told_changes_nothing_and_a_file_of_before_is_of_whatever
     daemon.stop()
 
 
+async def test_the_loop_goes_on_while_the_model_of_a_version_is_read(path: Path) -> None:
+    earlier = Daemon(path)
+    for version in ("1.0", "1.1"):
+        earlier.deployed(version, 1000.0, seconds=3)
+    earlier.stop()
+    daemon = Daemon(path, earlier.wall_s, in_thread=True)
+    await daemon.models.follow((DB,), 0.0)
+    reader = HeldCall(daemon.models._files.load_version)
+    daemon.models._files.load_version = reader  # type: ignore[method-assign, assignment]
+    daemon.running.now["db"] = "1.0"
+    following = asyncio.create_task(daemon.models.follow((DB,), daemon.now_s + VERSION_LOOK_S))
+    await reader.let_go()
+    await following
+    assert daemon.models.summary(DB).origin == "resumed, learned on here"
+    daemon.stop()
+
+
 def test_only_some_versions_are_kept_and_a_reset_forgets_them(path: Path) -> None:
     daemon = Daemon(path)
     for n in range(KEPT_VERSIONS + 4):
@@ -394,7 +420,7 @@ def test_many_lras_are_looked_at_a_few_at_a_time(path: Path) -> None:
     specs = [replace(DB, name=f"db{n}", cgroup=f"/app/db{n}") for n in range(7)]
     for tick in range(4):
         before = daemon.running.looks
-        daemon.models.follow(specs, float(tick))
+        inline(daemon.models.follow(specs, float(tick)))
         assert daemon.running.looks - before <= LOOKS_PER_TICK
     assert daemon.running.looks == 7
     daemon.models.close((), 4.0, save=False)
@@ -404,7 +430,7 @@ def test_where_ticks_are_long_the_last_of_the_list_have_their_look_too(path: Pat
     daemon = Daemon(path)
     specs = [replace(DB, name=f"db{n}", cgroup=f"/app/db{n}") for n in range(7)]
     for tick in range(4):
-        daemon.models.follow(specs, tick * 2 * VERSION_LOOK_S)
+        inline(daemon.models.follow(specs, tick * 2 * VERSION_LOOK_S))
     assert daemon.running.seen == {spec.name for spec in specs}
     daemon.models.close((), 1e3, save=False)
 
@@ -484,11 +510,11 @@ def test_a_slow_disk_delays_a_change_of_version_and_not_the_loop(
     daemon.models.save_when_due((DB,), daemon.now_s + 600.0, 60.0)
     daemon.running.now["db"] = "1.1"
     daemon.now_s += VERSION_LOOK_S
-    daemon.models.follow((DB,), daemon.now_s)
+    inline(daemon.models.follow((DB,), daemon.now_s))
     assert daemon.models.summary(DB).version == "1.0", "it does not wait"
     go.set()
     daemon.models._wait(daemon.now_s)
-    daemon.models.follow((DB,), daemon.now_s)
+    inline(daemon.models.follow((DB,), daemon.now_s))
     assert daemon.models.summary(DB).version == "1.1"
     daemon.stop()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -55,12 +57,20 @@ DECISION = st.builds(
     st.lists(CANDIDATE, max_size=3).map(tuple),
     TEXT,
     TEXT,
+    to_best=st.booleans(),
 )
 
 
 @given(DECISION)
 def test_decisions_come_back_as_they_were(decision: Decision):
     assert from_json(to_json(decision), Decision) == decision
+
+
+@given(DECISION)
+def test_decisions_of_before_a_field_are_read(decision: Decision):
+    record = json.loads(to_json(decision))
+    del record["to_best"], record["mode"]
+    assert from_json(json.dumps(record), Decision) == replace(decision, to_best=False, mode=None)
 
 
 @given(st.builds(Outcome, FLOATS, TEXT, FLOATS, READING, READING, st.booleans(), TEXT))

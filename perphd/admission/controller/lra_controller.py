@@ -477,15 +477,7 @@ class LraController:
         move = awaited.still_wanted(self.state.awaited, move)
         self.state = replace(self.state, chosen=move.chosen)
         return Decision(
-            at_s=self.now_s,
-            workload=self.view.spec.name,
-            verdict=verdict,
-            action=move.action,
-            target_work=self.target.work,
-            target_delay=self.target.delay,
-            current=self.current,
-            chosen=move.chosen,
-            candidates=move.candidates,
-            reason=move.reason,
-            policy="",
-        )
+            at_s=self.now_s, workload=self.view.spec.name, verdict=verdict, action=move.action,
+            target_work=self.target.work, target_delay=self.target.delay, current=self.current, chosen=move.chosen,
+            candidates=move.candidates, reason=move.reason, policy="", to_best=move.to_best,
+        )  # fmt: skip

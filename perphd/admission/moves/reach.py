@@ -241,7 +241,7 @@ def checked(
     if chosen == current:
         return reach, Move(Action.HOLD, current, told(reach, now_s))
     action = Action.ROLLBACK if inferer.asks_no_more(chosen, current) else Action.GROW
-    return reach, Move(action, chosen, f"{TO_BEST}: {told(reach, now_s)}")
+    return reach, Move(action, chosen, f"{TO_BEST}: {told(reach, now_s)}", to_best=True)
 
 
 def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:

@@ -48,7 +48,8 @@ AS_GOOD = 0.97
 class Move:
     """A decision about one LRA before it is recorded.
 
-    ``cooldown``: an allocation that was not enough. ``unproven``, ``home``: see ``outcomes.Pending``.
+    ``cooldown``: an allocation that was not enough. ``unproven``, ``home``: see ``outcomes.Pending``. ``to_best``: see
+    ``Decision``.
     """
 
     action: Action
@@ -58,6 +59,7 @@ class Move:
     cooldown: Allocation | None = None
     unproven: bool = False
     home: Allocation | None = None
+    to_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
