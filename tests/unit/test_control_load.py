@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -255,3 +256,24 @@ def test_the_description_is_made_once(tmp_path: Path, monkeypatch: pytest.Monkey
         client = Client(served.socket)
         assert client.get("openapi.json") == client.get("openapi.json") == openapi.document()
     assert len(made) == 1
+
+
+def test_a_reader_whose_body_does_not_arrive_does_not_delay_other_readers(tmp_path: Path):
+    with serving(tmp_path, ApiLimits(body_s=60.0, shutdown_s=0.5)) as served:
+        served.peer = READER
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
+            slow.connect(served.socket)
+            slow.sendall(b"POST /v1/whatif HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            assert Client(served.socket, timeout_s=5.0).get("shaper")["mode"]
+
+
+def test_a_reader_that_disconnects_within_its_body_writes_nothing_to_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with serving(tmp_path) as served:
+        served.peer = READER
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
+            slow.connect(served.socket)
+            slow.sendall(b"POST /v1/whatif HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert Client(served.socket).get("shaper")["mode"]
+    assert not caplog.records
