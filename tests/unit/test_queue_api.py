@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from perphd.commands.cli import cli
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
+from perphd.control.errors import ApiError, Code
 from perphd.control.limits import ApiLimits
+from perphd.control.queue_routes import _number
 from tests.unit.control_fake import ADMIN, READER, ROOT, SUBMITTER, Served, serving
 from tests.unit.queue_world import GIB, World
 
@@ -183,3 +185,10 @@ def _waited(answers: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> Result:
     monkeypatch.setattr("perphd.commands.jobs.time.sleep", lambda _s: None)
     monkeypatch.setattr("perphd.commands.jobs.time.monotonic", lambda: float(next(clock)))
     return CliRunner().invoke(cli, ["wait", "1"])
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["positive", "negative"])
+def test_a_number_beyond_all_floats_is_refused(number: int):
+    with pytest.raises(ApiError) as refused:
+        _number(number, "cores", 0.0, 1.0)
+    assert refused.value.code is Code.REFUSED
