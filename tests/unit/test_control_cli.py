@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -507,6 +508,36 @@ def test_times_as_people_write_them(content: str, ago_s: float | None):
             parse_at(content, NOW)
     else:
         assert NOW.timestamp() - parse_at(content, NOW) == ago_s
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("01:30", "2026-03-29T00:30:00+00:00"),  # before the change to summer time that night
+        ("23:00", "2026-03-28T22:00:00+00:00"),
+        ("07:00", "2026-03-29T05:00:00+00:00"),
+        ("05:30Z", "2026-03-29T05:30:00+00:00"),
+    ],
+)
+def test_times_of_day_are_those_of_the_clock_on_the_wall(
+    run: Run, served: Served, monkeypatch: pytest.MonkeyPatch, content: str, expected: str
+):
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            return datetime.datetime(2026, 3, 29, 8, 0, 0)
+
+    try:
+        monkeypatch.setattr("perphd.commands.cli.datetime.datetime", Clock)
+        ok(run("explain", "db", "--at", content))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    (asked,) = [call for call in served.agent.calls if call[0] == "decisions"]
+    assert asked[2] - 130.0 + 1_000_130.0 == datetime.datetime.fromisoformat(expected).timestamp()
 
 
 @given(st.text(max_size=30))
