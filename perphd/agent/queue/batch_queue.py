@@ -305,7 +305,11 @@ class BatchQueue:
             self._attached.problem("queue", self._problem or None)
 
     def _problem_of_start(self) -> str:
-        return self._problem if self._wall_clock() < self._paused_until_s else ""
+        return self._problem if self._starts_paused(self._wall_clock()) else ""
+
+    def _starts_paused(self, now_s: float) -> bool:
+        """True for a moment after a failed start, also if the clock was set back since."""
+        return 0.0 < self._paused_until_s - now_s <= START_PAUSE_S
 
     async def look(self) -> None:
         """Run one look; see the module.
@@ -393,7 +397,7 @@ class BatchQueue:
             await self._moved(number, FrozenFor(now_s, step.causes.get(number, ""), False))
         for number in step.thaw:
             await self._moved(number, Thawed(now_s, step.causes.get(number, "")))
-        if now_s < self._paused_until_s:
+        if self._starts_paused(now_s):
             return
         for number in step.start:
             if not await self._start(number, step.causes.get(number, "")):
