@@ -26,7 +26,7 @@ from perphd.agent.queue.attached import Attached
 from perphd.agent.queue.event import QueueEvent
 from perphd.agent.queue.given import QueueGiven
 from perphd.agent.queue.jobs import QueueJobs
-from perphd.agent.queue.planning import QueuePlanner
+from perphd.agent.queue.planning import HISTORY_ROWS, QueuePlanner
 from perphd.agent.queue.rows import row_of, workload_name, workload_of
 from perphd.agent.queue.submitting import check, refused
 from perphd.agent.queue.units import QueueUnits
@@ -84,7 +84,7 @@ class BatchQueue:
     ``capacity``: returns CPUs and memory bytes of the host; ``boot``: id of the kernel's boot.
 
     ``slots``: folder of files with the number of running workers of elastic jobs; None: no files. ``hints``: folder of
-    hints for jobs that read them.
+    hints for jobs that read them. ``history_rows``: see ``QueuePlanner``.
     """
 
     def __init__(
@@ -97,13 +97,14 @@ class BatchQueue:
         capacity: Callable[[], tuple[float, float]],
         slots: Path | None = None,
         hints: Path | None = None,
+        history_rows: int = HISTORY_ROWS,
     ) -> None:
         self.config = config
         self._folder, self._boot = state_dir / FOLDER, boot
         self._wall_clock, self._capacity = wall_clock, capacity
         self._event = QueueEvent(self._folder)
         self._offer: CopperOffer | None = None
-        self._planner = QueuePlanner(config, state_dir, self._folder)
+        self._planner = QueuePlanner(config, state_dir, self._folder, history_rows)
         names = ("file", "units", "plans")
         self._threads = {name: ThreadPoolExecutor(1, f"perphd-queue-{name}") for name in names}
         self._jobs = QueueJobs(self._folder / "jobs.sqlite", lambda call: self._in("file", call))
