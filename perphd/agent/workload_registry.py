@@ -177,7 +177,7 @@ class WorkloadRegistry:
     async def reload(self, config: Config, by: Actor | None = None) -> None:
         """Apply a configuration that was read and checked. Models of workloads that stay are kept.
 
-        A mode that was set manually stays, unless the configured mode itself has changed.
+        A mode that was set manually stays, unless the configured mode itself has changed or the workload is removed.
         """
         workloads = self._workloads
         new = {spec.name: spec for spec in config.workloads}
@@ -198,11 +198,21 @@ class WorkloadRegistry:
         for name, spec in workloads.self_declared():
             if name not in in_the_way:  # if it is, the next search decides
                 new.setdefault(name, spec)
+        withdrawn = workloads.declared.keys() - declared.keys() - new.keys()
+        removed = [
+            name
+            for name, old in workloads.specs.items()
+            if name not in new and name not in workloads.found and not old.declared_by
+        ]
         workloads.redeclare(declared)
         self._looked_s = None
         for name, old in list(workloads.specs.items()):
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
                 await self.let_go(name)
+        for name in removed:
+            self._modes.forget(name)
+        for name in withdrawn:
+            self._modes.forget_declaration(name)
         async with self._lock:
             await self._models.written()
             if why := _changed(self._config.now, config):

@@ -241,6 +241,20 @@ async def test_a_mode_that_was_set_stays_when_its_workload_goes_and_comes_back(t
     await bench.agent.stop(restore=True)
 
 
+async def test_a_mode_goes_with_a_declaration_that_a_reload_removes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    await bench.run(3)
+    bench.agent.set_mode(Mode.OBSERVE, "jobs")
+    bench.agent.set_mode(Mode.OBSERVE, "jobs.i")
+    await bench.agent.reload(bench.config)
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
+    await bench.agent.reload(replace(bench.config, matches=(LRA,)))
+    await bench.agent.reload(bench.config)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["jobs.i"].mode is Mode.ENFORCE, "another declaration, though it has the name"
+    await bench.agent.stop(restore=True)
+
+
 async def test_the_mode_of_a_declaration_is_that_of_all_that_is_found_for_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
     script = scripted(bench)
