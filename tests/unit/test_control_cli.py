@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -684,6 +685,25 @@ def test_bars_give_way_to_figures_on_a_narrow_terminal() -> None:
     assert none.columns == ("BATCH ON", "WORK")
     assert none.rows == (("8/8", "0.58"), ("7/8", "1.00"))
     assert none.right == {1}
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "ascii", "utf-8"])
+def test_output_can_be_printed_in_every_locale(encoding: str, monkeypatch: pytest.MonkeyPatch):
+    group = click.Group()
+
+    @cli_base.command(group)
+    def say(out: cli_base.Out) -> None:
+        out.say({"text": "größe █"}, "größe █")
+
+    def printed(*words: str) -> bytes:
+        raw = io.BytesIO()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+            group.main(list(words), standalone_mode=False)
+            return raw.getvalue()
+
+    assert printed("say").strip() in ("größe █".encode(), "größe █".encode(encoding, errors="replace"))
+    assert json.loads(printed("say", "--json").decode("utf-8"))["text"] == "größe █"
 
 
 def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
