@@ -25,6 +25,10 @@ from perphd.monitor.store import Store
 from tests.unit.control_fake import ADMIN, READER, serving
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+SPILLS = """
+    WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)
+    SELECT length(b) FROM (SELECT x, zeroblob(900000) AS b FROM c ORDER BY x DESC, b)
+"""
 WITHIN_S = 60.0
 
 
@@ -106,6 +110,18 @@ def test_queries_have_a_share_of_cpu_time_and_administrators_some_for_themselves
         asked(queries, "SELECT 1 AS a, 2 AS b") == b'{"columns":["a","b"],"rows":[[1,2]],"truncated":false}'
     )
     queries.end()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/io").exists(), reason="this kernel does not count written bytes"
+)
+def test_queries_do_not_fill_the_disk_with_temporary_files(config: Config):
+    queries = Queries(config, ApiLimits(query_spill_bytes=8 << 20))
+    refused = asked(queries, SPILLS)
+    queries.end()
+    assert isinstance(refused, ApiError)
+    assert refused.code is Code.REFUSED
+    assert "more than 8.0 MiB of temporary files" in str(refused)
 
 
 def test_many_rows_are_answered_whole(config: Config):
