@@ -98,7 +98,8 @@ class WorkloadRegistry:
                 await self._move(spec)
             elif here != spec and (here.declared_by or spec.declared_by):
                 await self._change(spec)
-            workloads.note_found(name, found.declared_as[name], now_s)
+            if name in workloads.specs:  # it may have been removed in the meantime
+                workloads.note_found(name, found.declared_as[name], now_s)
         for name, known in list(workloads.found.items()):
             is_one = name == known.declaration and name in workloads.declared
             if name not in found.specs and not is_one and now_s - known.seen_s >= FORGET_S:
@@ -279,7 +280,9 @@ class WorkloadRegistry:
     async def _change(self, spec: WorkloadSpec) -> None:
         """Apply a changed declaration, made by the workload or the operator."""
         async with self._lock:
-            old = self._workloads.specs[spec.name]
+            old = self._workloads.specs.get(spec.name)
+            if old is None:  # it was removed in the meantime
+                return
             await self._models.written()
             self._models.keep_if_counted_alike(old, spec, self._clock.now_s)
             self._workloads.put(spec)
@@ -290,6 +293,8 @@ class WorkloadRegistry:
     async def _move(self, spec: WorkloadSpec) -> None:
         """Follow a workload to another control group, and restore the previous one."""
         async with self._lock:
+            if spec.name not in self._workloads.specs:  # it was removed in the meantime
+                return
             report = await self._executor.restore((spec.name,))
             left = f"left:{spec.name}"
             if report.failed:  # it stays in its old group, and the next search retries
