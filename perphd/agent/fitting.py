@@ -8,7 +8,7 @@ settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -20,7 +20,7 @@ from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.units import format_bytes
-from perphd.domain.workload import Kind
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs, read_text
@@ -82,10 +82,11 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Search:
-    """The search for one workload's memory limit."""
+    """The search for one workload's memory limit. ``place``: see ``_place``."""
 
     fit: MemoryFit
     collection: CollectionShare
+    place: tuple[Kind, str]
     sums: _Sums = field(default_factory=_Sums)
     skip: int = 0
     settling: int = 0
@@ -152,7 +153,7 @@ class Fitting:
         if problem:
             raise ConfigError("request", "workload", problem, allowed)
         fit = MemoryFit(step=step, epoch_samples=samples)
-        self._searches[spec.name] = _Search(fit, CollectionShare(self._fs))
+        self._searches[spec.name] = _Search(fit, CollectionShare(self._fs), _place(spec))
 
     def apply(self, name: str) -> int:
         """Keep the recommended limit in force. Returns the limit in bytes.
@@ -187,7 +188,7 @@ class Fitting:
         Returns notes to announce. ``in_force``: settings in force by workload.
         """
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
-        notes: list[tuple[str, str]] = []
+        notes = self._end_outdated(snapshot.workloads)
         self._round += 1
         running = [name for name, each in self._searches.items() if not each.has_ended]
         whose_turn = running[self._round % len(running)] if running else ""
@@ -217,6 +218,22 @@ class Fitting:
             if search.fit.phase is not before.phase or search.fit.limit_bytes != before.limit_bytes:
                 notes.append((view.spec.name, f"memory fit: {search.fit.phase.value}, {search.fit.reason}"))
         return tuple(notes)
+
+    def _end_outdated(self, workloads: Sequence[WorkloadView]) -> list[tuple[str, str]]:
+        """End searches whose limit does not apply to the present declaration. Returns notes to announce."""
+        notes: list[tuple[str, str]] = []
+        for view in workloads if self._searches else ():
+            spec, search, why = view.spec, self._searches.get(view.spec.name), ""
+            if search is None:
+                continue
+            if search.place != _place(spec):
+                why = "another workload has this name now"
+            elif spec.kind is Kind.LRA and spec.shape == "no":
+                why = "its owner does not allow a memory limit any more"
+            if why:
+                del self._searches[spec.name]
+                notes.append((spec.name, f"memory fit: ended, {why}"))
+        return notes
 
     def over(self, name: str, settings: Settings) -> Settings:
         """The settings of this workload with the limit of its search."""
@@ -356,6 +373,11 @@ class Fitting:
             applied=search.applied,
             reason=fit.reason,
         )
+
+
+def _place(spec: WorkloadSpec) -> tuple[Kind, str]:
+    """Tells a workload from others of the same name. A workload that is searched for may move to another group."""
+    return spec.kind, spec.match or spec.declared_by or spec.cgroup
 
 
 def _is_reclaimed(search: _Search, sample: Sample) -> bool:

@@ -81,4 +81,5 @@ def batch_queue(
         return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)
 
     slots = runtime_folder(config) / "slots"
-    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity, slots, hints)
+    rows = config.forecast.history_rows
+    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity, slots, hints, rows)

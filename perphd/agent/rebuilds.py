@@ -103,7 +103,10 @@ class Rebuilds:
         self._running = _Running(lra, model, channel, future)
         # Thread.start() would wait until the kernel has run the new thread once, which takes long on a busy
         # machine.
-        _thread.start_new_thread(self._answer, (future, job))
+        try:
+            _thread.start_new_thread(self._answer, (future, job))
+        except RuntimeError as exc:  # for example because of TasksMax= of the service
+            future.set_exception(RebuildFailed(f"a worker cannot be started: {exc}"))
 
     def _take(self, running: _Running, now_s: float) -> None:
         self._running = None

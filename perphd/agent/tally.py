@@ -16,7 +16,7 @@ from typing import Final
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.plan import Write
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
+from perphd.domain.reading import NOT_MEASURED, Awaited, Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import performance, score
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -112,6 +112,7 @@ class Tally:
         self._host_s: float | None = None
         self.ticks, self.write_delays = TallyHistogram(), TallyHistogram()
         self.used: dict[str, dict[str, float]] = {}
+        self._awaited_s: dict[str, dict[str, float]] = {}
         self.traffic_bytes: dict[tuple[str, int], float] = {}
         self.sli_missing: defaultdict[str, int] = defaultdict(int)
         self.times: dict[str, LraTimes] = {}
@@ -130,15 +131,23 @@ class Tally:
         self.last_tick_unix_s = self._wall_clock()
 
     def sampled(self, samples: Iterable[Sample]) -> None:
-        """Add the workloads' usage in the interval of these samples."""
+        """Add the workloads' usage in the interval of these samples.
+
+        An indicator that reports less often than once per sample covers the samples in which it was awaited as well.
+        """
         for sample in samples:
             used = self.used.get(sample.workload)
             if used is None:
                 used = self.used[sample.workload] = {}
+            awaited_s = self._awaited_s.setdefault(sample.workload, {})
             interval_s = sample.interval_s
             for (name, factor), reading in zip(_FACTORS, _counted_of(sample), strict=True):
+                if isinstance(reading, Awaited):
+                    awaited_s[name] = awaited_s.get(name, 0.0) + interval_s
+                    continue
+                covered_s = interval_s + awaited_s.pop(name, 0.0) if awaited_s else interval_s
                 if not isinstance(reading, Unavailable) and reading >= 0:
-                    used[name] = used.get(name, 0.0) + reading * factor * interval_s
+                    used[name] = used.get(name, 0.0) + reading * factor * covered_s
             for use in sample.domains:
                 if available(use.mbw_bytes_per_s):
                     key = (sample.workload, use.domain)
@@ -197,7 +206,7 @@ class Tally:
         """Forget removed workloads."""
         names = {spec.name for spec in specs}
         lras = {spec.name for spec in specs if spec.kind is Kind.LRA}
-        for kept in (self.used, self.sli_missing, self.last_change_unix_s):
+        for kept in (self.used, self._awaited_s, self.sli_missing, self.last_change_unix_s):
             for name in kept.keys() - names:
                 del kept[name]
         for name in self.times.keys() - lras:

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -332,6 +333,9 @@ def request_of(values: Mapping[str, float | None]) -> Request:
         ConfigError: a value is out of bounds.
     """
     given = {key: value for key, value in values.items() if value is not None}
+    for key, value in given.items():
+        if not abs(value) <= sys.float_info.max:
+            raise _refused(key, "the number is too large", "a smaller number")
     if "seed" in given:
         if given["seed"] != int(given["seed"]):
             raise _refused("seed", f"{given['seed']:g} is not a whole number", "0 to 4294967295")

@@ -98,7 +98,8 @@ class WorkloadRegistry:
                 await self._move(spec)
             elif here != spec and (here.declared_by or spec.declared_by):
                 await self._change(spec)
-            workloads.note_found(name, found.declared_as[name], now_s)
+            if name in workloads.specs:  # it may have been removed in the meantime
+                workloads.note_found(name, found.declared_as[name], now_s)
         for name, known in list(workloads.found.items()):
             is_one = name == known.declaration and name in workloads.declared
             if name not in found.specs and not is_one and now_s - known.seen_s >= FORGET_S:
@@ -177,7 +178,7 @@ class WorkloadRegistry:
     async def reload(self, config: Config, by: Actor | None = None) -> None:
         """Apply a configuration that was read and checked. Models of workloads that stay are kept.
 
-        A mode that was set manually stays, unless the configured mode itself has changed.
+        A mode that was set manually stays, unless the configured mode itself has changed or the workload is removed.
         """
         workloads = self._workloads
         new = {spec.name: spec for spec in config.workloads}
@@ -198,11 +199,21 @@ class WorkloadRegistry:
         for name, spec in workloads.self_declared():
             if name not in in_the_way:  # if it is, the next search decides
                 new.setdefault(name, spec)
+        withdrawn = workloads.declared.keys() - declared.keys() - new.keys()
+        removed = [
+            name
+            for name, old in workloads.specs.items()
+            if name not in new and name not in workloads.found and not old.declared_by
+        ]
         workloads.redeclare(declared)
         self._looked_s = None
         for name, old in list(workloads.specs.items()):
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
                 await self.let_go(name)
+        for name in removed:
+            self._modes.forget(name)
+        for name in withdrawn:
+            self._modes.forget_declaration(name)
         async with self._lock:
             await self._models.written()
             if why := _changed(self._config.now, config):
@@ -269,7 +280,9 @@ class WorkloadRegistry:
     async def _change(self, spec: WorkloadSpec) -> None:
         """Apply a changed declaration, made by the workload or the operator."""
         async with self._lock:
-            old = self._workloads.specs[spec.name]
+            old = self._workloads.specs.get(spec.name)
+            if old is None:  # it was removed in the meantime
+                return
             await self._models.written()
             self._models.keep_if_counted_alike(old, spec, self._clock.now_s)
             self._workloads.put(spec)
@@ -280,6 +293,8 @@ class WorkloadRegistry:
     async def _move(self, spec: WorkloadSpec) -> None:
         """Follow a workload to another control group, and restore the previous one."""
         async with self._lock:
+            if spec.name not in self._workloads.specs:  # it was removed in the meantime
+                return
             report = await self._executor.restore((spec.name,))
             left = f"left:{spec.name}"
             if report.failed:  # it stays in its old group, and the next search retries

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
+import io
 import json
 import os
 import sys
@@ -87,6 +89,7 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
         def run(context: click.Context, as_json: bool, socket: str | None, **values: Any) -> None:
             above = context.find_root().params
             out = Out(socket or above.get("socket"), as_json or bool(above.get("as_json")))
+            _encode_any_text(out.as_json)
             try:
                 function(out, **values)
                 sys.stdout.flush()
@@ -106,6 +109,17 @@ def command(group: click.Group, name: str | None = None) -> Callable[[Callable[.
         return group.command(name or function.__name__)(wrapped)
 
     return decorate
+
+
+def _encode_any_text(as_json: bool) -> None:
+    """Where the locale is not UTF-8, print ? for characters that it lacks. JSON is UTF-8 in every locale (RFC 8259)."""
+    stdout = sys.stdout
+    if not isinstance(stdout, io.TextIOWrapper) or codecs.lookup(stdout.encoding).name == "utf-8":
+        return
+    if as_json:
+        stdout.reconfigure(encoding="utf-8")
+    else:
+        stdout.reconfigure(errors="replace")
 
 
 def fail(error: PerphError, as_json: bool, *more: PerphError) -> NoReturn:

@@ -248,7 +248,7 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     moment = None
     if at is not None:
         try:
-            moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
+            moment = f"{parse_at(at, datetime.datetime.now()):.3f}"
         except ParseError as exc:
             raise click.UsageError(f"--at: {exc}") from exc
     data = out.client.get("explain", workload=workload, at=moment, limit=limit or REMEMBERED)

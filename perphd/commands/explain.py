@@ -91,6 +91,9 @@ _LATENCY = re.compile(r"latency_(p\d+)_ms")
 def parse_at(content: str, now: datetime.datetime) -> float:
     """Parse a moment, in seconds since the epoch. A time of day later than now means yesterday.
 
+    ``now``: without a time zone, it is local time. A fixed offset instead would be wrong for times before the clocks
+    were changed.
+
     Raises:
         ParseError: the form is unknown.
     """
@@ -101,10 +104,11 @@ def parse_at(content: str, now: datetime.datetime) -> float:
     except ValueError:
         pass
     else:
-        today = now.replace(
+        here = now if moment.tzinfo is None else now.astimezone(moment.tzinfo)
+        today = here.replace(
             hour=moment.hour, minute=moment.minute, second=moment.second, microsecond=moment.microsecond
         )
-        return (today if today <= now else today - datetime.timedelta(days=1)).timestamp()
+        return (today if today <= here else today - datetime.timedelta(days=1)).timestamp()
     try:
         return datetime.datetime.fromisoformat(content).timestamp()
     except ValueError as exc:

@@ -13,7 +13,7 @@ import click
 from perphd.commands.base import EXIT_FAILED, Out, command
 from perphd.commands.number import Number
 from perphd.commands.pause import Duration
-from perphd.control.client import Unreachable
+from perphd.control.client import Refused, Unreachable
 from perphd.domain.errors import ParseError, PerphError
 from perphd.domain.units import parse_size_bytes
 
@@ -341,8 +341,10 @@ def _patient_row(out: Out, number: int, *, answered: bool) -> JobRow:
     while True:
         try:
             return _row(out, number)
-        except Unreachable as exc:
-            absent = not isinstance(exc.__cause__, TimeoutError)
+        except (Unreachable, Refused) as exc:
+            if isinstance(exc, Refused) and exc.code != "busy":
+                raise
+            absent = isinstance(exc, Unreachable) and not isinstance(exc.__cause__, TimeoutError)
             patience_s = SILENCE_S if not absent else ABSENT_S if answered else 0.0
             if time.monotonic() - began_s >= patience_s:
                 raise

@@ -19,6 +19,7 @@ class ApiLimits:
     concurrent queries that only administrators can use. ``idle_s``: time without a complete request head
     after which a connection is closed. ``body_s``: time for a request's body. ``write_s``: time for the
     client to receive an answer or one event. ``heartbeat_s``: interval of keep-alives on an event stream.
+    ``query_spill_bytes``: size of a query's temporary files, in which SQLite sorts and groups.
     ``queries_cpu_s``: CPU time that all queries may use within ``queries_cpu_within_s``;
     ``reserved_queries_cpu_s`` of it is for administrators only. ``query_nice``: niceness of the query threads. It
     is not higher, because batch could keep such a thread from its CPU while the thread holds the interpreter lock,
@@ -41,6 +42,7 @@ class ApiLimits:
     reserved_queries: int = 1
     query_s: float = 10.0
     query_rows: int = 100_000
+    query_spill_bytes: int = 256 << 20
     query_nice: int = 0
     queries_cpu_s: float = 12.0
     reserved_queries_cpu_s: float = 4.0

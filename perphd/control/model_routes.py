@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from perphd.control.access import Peer
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
+from perphd.control.request import arrived
 from perphd.domain.wire import encode
 from perphd.predictor.persist import ModelFileError
 
@@ -59,8 +59,7 @@ class ModelRoutes:
         rename = request.query.get("rename", "0")
         if rename not in ("0", "1"):
             raise ApiError(Code.REFUSED, f"{rename!r} is neither 0 nor 1", "rename", "0, 1")
-        async with asyncio.timeout(self._limits.body_s):
-            text = await request.read()
+        text = await arrived(request, self._limits.body_s)
         try:
             warnings = await self._agent.import_model(name, text, rename=rename == "1")
         except ModelFileError as exc:

@@ -7,7 +7,6 @@ cancel it; other users see its number, name and state.
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -390,8 +389,8 @@ def _flag(body: Mapping[str, Any], key: str) -> bool:
 
 
 def _number(value: Any, key: str, low: float, high: float) -> float:
-    numeric = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not numeric or not low <= value <= high:
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if not numeric or not low <= value <= high:  # which a NaN is not either
         raise ApiError(
             Code.REFUSED, f"{show(value)} is not accepted", key, f"a number from {low:g} to {high:g}"
         )

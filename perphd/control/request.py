@@ -25,8 +25,7 @@ async def read_body(request: web.Request, within_s: float, known: Sequence[str] 
         ApiError: it is not a JSON object, or has an unknown key.
         TimeoutError: it was not complete in time.
     """
-    async with asyncio.timeout(within_s):
-        raw = await request.read()
+    raw = await arrived(request, within_s)
     try:
         body = json.loads(raw.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
@@ -37,6 +36,20 @@ async def read_body(request: web.Request, within_s: float, known: Sequence[str] 
     if known:
         only(body, known)
     return body
+
+
+async def arrived(request: web.Request, within_s: float) -> bytes:
+    """The whole body, which later calls return at once.
+
+    Raises:
+        ApiError: the client has disconnected.
+        TimeoutError: the body was not complete in time.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            return await request.read()
+    except ConnectionError as exc:
+        raise ApiError(Code.TIMEOUT, "the client disconnected before the request was complete") from exc
 
 
 async def done(result: Done) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,7 +30,7 @@ from perphd.control.sql import Queries
 from perphd.control.stream import Streams
 from perphd.control.workload_routes import WorkloadRoutes, table_of
 from perphd.domain.control import Actor
-from perphd.domain.masking import status_without_secrets
+from perphd.domain.masking import status_without_secrets, without_secrets
 from perphd.domain.reading import Unavailable
 from perphd.domain.whatif import Arrival
 from perphd.domain.wire import encode
@@ -240,7 +240,7 @@ class Routes:
             "mode": status.mode.value,
             "kind": status.spec.kind.value,
             "in_force": encode(status.in_force),
-            "workload": encode(status),
+            "workload": encode(replace(status, spec=without_secrets(status.spec))),
             "host": encode(self._agent.status().host),
             "clock": self._clock(),
         }

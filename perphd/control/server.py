@@ -25,6 +25,7 @@ from perphd.control.gate import ConnectionGate, http_log
 from perphd.control.limits import ApiLimits
 from perphd.control.port import AgentPort
 from perphd.control.read_throttle import ReadSlot, ReadThrottle
+from perphd.control.request import arrived
 from perphd.control.routes import Hooks, Route, Routes
 from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError, PerphError
@@ -163,6 +164,8 @@ class ControlServer:
             peer = self._peer(request)
             self._check(peer, Right.READ)
             if not self._access.allows(peer, Right.CHANGE):
+                # A reader that sends its body slowly must not keep the others waiting.
+                await arrived(request, self._limits.body_s)
                 slot = await self._throttle.take()
             _slot.set(slot)
             response = await handler(request)

@@ -104,7 +104,10 @@ class Queries:
             return ""
 
         try:
-            with reading(self._config.store_path, self._limits.query_s, stop) as connection:
+            limits = self._limits
+            with reading(
+                self._config.store_path, limits.query_s, stop, limits.query_spill_bytes
+            ) as connection:
                 return job(connection)
         except QueryError as exc:
             raise ApiError(Code.REFUSED, str(exc), "sql", "one SELECT statement") from exc

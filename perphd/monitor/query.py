@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from perphd.domain.errors import PerphError
+from perphd.domain.units import format_bytes
 
 Cell: TypeAlias = str | float | int | bytes | None
 
@@ -20,8 +23,11 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 """Estimated size at which an answer is cut, to protect the daemon's memory."""
 _CELL_BYTES: Final = 48
 """Bytes that a cell takes beyond its characters, while the answer is built and encoded as JSON."""
-_STEPS_BETWEEN_CHECKS: Final = 4000
-"""Number of SQLite steps between two checks of the time. They mostly take less than 0.1 ms, longer on long texts."""
+_STEPS_BETWEEN_CHECKS: Final = 1000
+"""Number of SQLite steps between two checks of temporary files. A query writes up to some 100 MB meanwhile."""
+_CHECKS_OF_TIME: Final = 4
+"""Number of these checks per check of the time. They mostly take less than 0.1 ms, longer on long texts."""
+_WRITTEN: Final = "/proc/thread-self/io"
 MAX_PATTERN: Final = 200
 """Maximum length in bytes of LIKE and GLOB patterns, whose comparison is one step that cannot be interrupted."""
 
@@ -95,12 +101,49 @@ def run_query(
         return fetch(connection, sql, limit)
 
 
+class _Spilled:
+    """Bytes that this thread has written since now. A query writes nothing but SQLite's temporary files.
+
+    0 where the kernel does not count them.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(_WRITTEN, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+        self._before = self._total()
+
+    def size(self) -> int:
+        """The number of bytes."""
+        return self._total() - self._before
+
+    def close(self) -> None:
+        """Close the kernel's file."""
+        if self._file >= 0:
+            os.close(self._file)
+
+    def _total(self) -> int:
+        if self._file < 0:
+            return 0
+        return int(os.pread(self._file, 128, 0).split()[3])  # rchar: 1234, then wchar: 567
+
+
 @contextmanager
 def reading(
-    db_path: str | Path, timeout_s: float = 10.0, stop: Callable[[], str] = lambda: ""
+    db_path: str | Path,
+    timeout_s: float = 10.0,
+    stop: Callable[[], str] = lambda: "",
+    most_spilled_bytes: float = math.inf,
 ) -> Iterator[sqlite3.Connection]:
-    """A read-only connection to the store, bounded in time. Arguments and errors are those of ``run_query``."""
+    """A read-only connection to the store, bounded in time, for the calling thread.
+
+    Arguments and errors are those of ``run_query``. ``most_spilled_bytes``: maximum size of SQLite's temporary files,
+    in which it sorts and groups.
+    """
     connection = open_read_only(db_path)
+    spilled = _Spilled()
+    checks = 0
     late = threading.Event()
     timer = threading.Timer(timeout_s, late.set)
     timer.daemon = True
@@ -108,7 +151,16 @@ def reading(
     given_up: list[str] = []
 
     def end() -> bool:
-        if late.is_set():
+        nonlocal checks
+        checks += 1
+        if spilled.size() > most_spilled_bytes:
+            given_up.append(
+                f"the query needed more than {format_bytes(most_spilled_bytes)} of temporary files and was aborted; "
+                "narrow it by workload and wall_s"
+            )
+        elif checks % _CHECKS_OF_TIME:
+            return False
+        elif late.is_set():
             given_up.append(
                 f"the query exceeded its limit of {timeout_s:g} s and was aborted; narrow it by workload and wall_s"
             )
@@ -144,6 +196,7 @@ def reading(
     finally:
         timer.cancel()
         connection.close()
+        spilled.close()
 
 
 def fetch(connection: sqlite3.Connection, sql: str, limit: int) -> QueryResult:

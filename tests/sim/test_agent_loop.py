@@ -215,6 +215,26 @@ async def test_a_mode_set_by_hand_outlives_reload(tmp_path: Path) -> None:
         assert b.agent.status().mode is Mode.ENFORCE, "a configured mode that changes is taken over"
 
 
+async def test_a_mode_set_by_hand_goes_with_a_workload_that_a_reload_removes(tmp_path: Path) -> None:
+    """As with ``remove_workload``: what has its name later is another workload."""
+    async with bench(tmp_path) as b:
+
+        def modes() -> dict[str, Mode]:
+            return {item.spec.name: item.mode for item in b.agent.status().workloads}
+
+        await b.run(1)
+        b.agent.set_mode(Mode.OBSERVE, "pi")
+        await b.agent.reload(b.config)
+        await b.run(1)
+        assert modes()["pi"] is Mode.OBSERVE, "a reload that keeps the workload keeps its mode"
+        await b.agent.reload(replace(b.config, workloads=b.config.workloads[:1]))
+        await b.run(1)
+        assert set(modes()) == {"db"}
+        await b.agent.reload(b.config)
+        await b.run(1)
+        assert modes()["pi"] is Mode.ENFORCE
+
+
 async def test_mode_of_single_workloads(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         b.agent.set_mode(Mode.OBSERVE, "pi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -237,6 +238,46 @@ async def test_a_mode_that_was_set_stays_when_its_workload_goes_and_comes_back(t
     await bench.agent.remove_workload("jobs")
     await bench.agent.add_workload(MANY)
     await bench.run(1)
+    assert rows(bench)["jobs.i"].mode is Mode.ENFORCE, "another declaration, though it has the name"
+    await bench.agent.stop(restore=True)
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+async def test_what_is_removed_while_it_waits_to_move_or_change_does_not_come_back(
+    tmp_path: Path, by_itself: bool
+) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    script, registry = scripted(bench), bench.agent._registry
+    job = replace(MANY, name="jobs.i", cgroup="/t/pi")
+    script.says(job)
+    await bench.run(1)
+    assert "jobs.i" in rows(bench)
+    bench.host.cgroups.make("/t/next")
+    script.says(replace(job, declared_by="its unit") if by_itself else replace(job, cgroup="/t/next"))
+    async with registry._lock:  # as during a round, or a reload
+        removing = asyncio.create_task(bench.agent.remove_workload("jobs"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        looking = asyncio.create_task(registry.discover(bench.now_s + DISCOVER_S))
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await asyncio.gather(removing, looking)
+    assert "jobs.i" not in bench.agent._workloads.specs
+    assert "jobs.i" not in bench.agent._workloads.found
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
+
+
+async def test_a_mode_goes_with_a_declaration_that_a_reload_removes(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    await bench.run(3)
+    bench.agent.set_mode(Mode.OBSERVE, "jobs")
+    bench.agent.set_mode(Mode.OBSERVE, "jobs.i")
+    await bench.agent.reload(bench.config)
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
+    await bench.agent.reload(replace(bench.config, matches=(LRA,)))
+    await bench.agent.reload(bench.config)
+    await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].mode is Mode.ENFORCE, "another declaration, though it has the name"
     await bench.agent.stop(restore=True)
 

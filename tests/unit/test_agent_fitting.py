@@ -244,6 +244,38 @@ def test_what_is_applied_stays_until_it_is_stopped(tmp_path: Path) -> None:
     assert job.fitting.over("job", UNTOUCHED) == UNTOUCHED
 
 
+ELASTIC = replace(SPEC, kind=Kind.LRA, shape="elastic")
+FOUND = replace(SPEC, match="unit:job.service")
+
+
+@pytest.mark.parametrize(
+    ("spec", "later", "why"),
+    [
+        (SPEC, replace(SPEC, cgroup="/other"), "another workload has this name now"),
+        (FOUND, replace(FOUND, match="unit:other.service"), "another workload has this name now"),
+        (ELASTIC, replace(ELASTIC, shape="no"), "its owner does not allow a memory limit any more"),
+        (SPEC, SPEC, ""),
+        (FOUND, replace(FOUND, cgroup="/elsewhere"), ""),
+        (ELASTIC, replace(ELASTIC, shape="core"), ""),
+    ],
+)
+def test_a_limit_does_not_pass_to_what_it_was_not_found_for(
+    tmp_path: Path, spec: WorkloadSpec, later: WorkloadSpec, why: str
+) -> None:
+    """As when a workload is removed, and another application is added under its name."""
+    job = Job(tmp_path, spec=spec)
+    job.search()
+    job.fitting.apply("job")
+    limit = job.limit
+    assert limit is not None
+    job.spec = later
+    snapshot = Snapshot(1, job.now_s + 1.0, 1.0, HostView(TOPOLOGY), (job.view(),))
+    notes = job.fitting.look(snapshot, NOTHING, job.in_force)
+    assert notes == ((("job", f"memory fit: ended, {why}"),) if why else ())
+    assert job.limit == (None if why else limit)
+    assert len(job.fitting.views()) == (0 if why else 1)
+
+
 def test_the_shaper_sizes_again_what_a_search_has_let_go(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.fitting.start(job.view(), samples=20)

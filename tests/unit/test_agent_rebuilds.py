@@ -94,6 +94,26 @@ def test_whatever_goes_wrong_the_model_stays_and_one_sentence_says_so(
     rebuilds.close()
 
 
+def test_a_host_without_a_free_thread_loses_neither_the_tick_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    rebuilds, records = made(due())
+    with monkeypatch.context() as patched:
+        patched.setattr("perphd.agent.rebuilds._thread.start_new_thread", full)
+        rebuilds.step(1.0)
+        rebuilds.step(2.0)
+    (problem,) = records.problems
+    assert "a worker cannot be started: can't start new thread" in problem
+    # Threads are free again: the rebuild is made after the pause.
+    finish(rebuilds, 2.0 + RETRY_S)
+    assert rebuilds.done > 0
+    assert records.problems == ()
+    rebuilds.close()
+
+
 def test_an_end_in_between_waits_for_nobody() -> None:
     rebuilds, _ = made(due(), (sys.executable, "-c", "import time; time.sleep(60)"))
     rebuilds.step(1.0)

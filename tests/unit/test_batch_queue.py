@@ -150,6 +150,23 @@ async def test_a_host_that_starts_nothing_is_a_problem_and_loses_no_job(tmp_path
     queue.close()
 
 
+async def test_after_a_failed_start_a_clock_that_is_set_back_does_not_stop_the_queue(tmp_path: Path) -> None:
+    """As when the clock of the board, set to local time, is corrected soon after the start of the host."""
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec()])
+    world.units.fails = StartFailed("no control group can be made")
+    await world.look(queue)
+    assert state(queue, 1) is JobState.REQUEUED
+    world.units.fails = None
+    await world.look(queue, 5.0)
+    assert state(queue, 1) is JobState.REQUEUED
+    await world.look(queue, -3600.0)
+    await world.look(queue, 60.0)
+    assert state(queue, 1) is JobState.RUNNING
+    queue.close()
+
+
 async def test_a_job_that_can_never_start_does_not_keep_others_waiting(tmp_path: Path) -> None:
     world = World(tmp_path)
     queue = world.daemon()

@@ -859,3 +859,10 @@ def test_workloads_of_a_simulated_host_are_not_sought_on_this_machine():
     spec = WorkloadSpec("b", Kind.BATCH, "/no-such-group")
     assert Hooks.of_host(simulated=True).check_host([spec]) == ()
     assert any("does not exist" in warning for warning in Hooks.of_host().check_host([spec]))
+
+
+@pytest.mark.parametrize("digits", ["1" + "0" * 400, "1e400"], ids=["integer", "float"])
+@pytest.mark.parametrize("key", ["hours", "seed"])
+def test_a_trial_refuses_numbers_beyond_all_floats(served: Served, key: str, digits: str):
+    body = f'{{"hours": 24, "{key}": {digits}}}'.encode()
+    assert error_of(served, "POST", "/v1/trial", body)["status"] == 400

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib
+import io
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -542,6 +544,36 @@ def test_times_as_people_write_them(content: str, ago_s: float | None):
         assert NOW.timestamp() - parse_at(content, NOW) == ago_s
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("01:30", "2026-03-29T00:30:00+00:00"),  # before the change to summer time that night
+        ("23:00", "2026-03-28T22:00:00+00:00"),
+        ("07:00", "2026-03-29T05:00:00+00:00"),
+        ("05:30Z", "2026-03-29T05:30:00+00:00"),
+    ],
+)
+def test_times_of_day_are_those_of_the_clock_on_the_wall(
+    run: Run, served: Served, monkeypatch: pytest.MonkeyPatch, content: str, expected: str
+):
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
+            return datetime.datetime(2026, 3, 29, 8, 0, 0)
+
+    try:
+        monkeypatch.setattr("perphd.commands.cli.datetime.datetime", Clock)
+        ok(run("explain", "db", "--at", content))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    (asked,) = [call for call in served.agent.calls if call[0] == "decisions"]
+    assert asked[2] - 130.0 + 1_000_130.0 == datetime.datetime.fromisoformat(expected).timestamp()
+
+
 @given(st.text(max_size=30))
 def test_arbitrary_times(content: str):
     try:
@@ -686,6 +718,25 @@ def test_bars_give_way_to_figures_on_a_narrow_terminal() -> None:
     assert none.columns == ("BATCH ON", "WORK")
     assert none.rows == (("8/8", "0.58"), ("7/8", "1.00"))
     assert none.right == {1}
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "ascii", "utf-8"])
+def test_output_can_be_printed_in_every_locale(encoding: str, monkeypatch: pytest.MonkeyPatch):
+    group = click.Group()
+
+    @cli_base.command(group)
+    def say(out: cli_base.Out) -> None:
+        out.say({"text": "größe █"}, "größe █")
+
+    def printed(*words: str) -> bytes:
+        raw = io.BytesIO()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
+            group.main(list(words), standalone_mode=False)
+            return raw.getvalue()
+
+    assert printed("say").strip() in ("größe █".encode(), "größe █".encode(encoding, errors="replace"))
+    assert json.loads(printed("say", "--json").decode("utf-8"))["text"] == "größe █"
 
 
 def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):

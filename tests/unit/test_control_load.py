@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,10 @@ from perphd.monitor.store import Store
 from tests.unit.control_fake import ADMIN, READER, serving
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+SPILLS = """
+    WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)
+    SELECT length(b) FROM (SELECT x, zeroblob(900000) AS b FROM c ORDER BY x DESC, b)
+"""
 WITHIN_S = 60.0
 
 
@@ -105,6 +110,18 @@ def test_queries_have_a_share_of_cpu_time_and_administrators_some_for_themselves
         asked(queries, "SELECT 1 AS a, 2 AS b") == b'{"columns":["a","b"],"rows":[[1,2]],"truncated":false}'
     )
     queries.end()
+
+
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/io").exists(), reason="this kernel does not count written bytes"
+)
+def test_queries_do_not_fill_the_disk_with_temporary_files(config: Config):
+    queries = Queries(config, ApiLimits(query_spill_bytes=8 << 20))
+    refused = asked(queries, SPILLS)
+    queries.end()
+    assert isinstance(refused, ApiError)
+    assert refused.code is Code.REFUSED
+    assert "more than 8.0 MiB of temporary files" in str(refused)
 
 
 def test_many_rows_are_answered_whole(config: Config):
@@ -255,3 +272,24 @@ def test_the_description_is_made_once(tmp_path: Path, monkeypatch: pytest.Monkey
         client = Client(served.socket)
         assert client.get("openapi.json") == client.get("openapi.json") == openapi.document()
     assert len(made) == 1
+
+
+def test_a_reader_whose_body_does_not_arrive_does_not_delay_other_readers(tmp_path: Path):
+    with serving(tmp_path, ApiLimits(body_s=60.0, shutdown_s=0.5)) as served:
+        served.peer = READER
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
+            slow.connect(served.socket)
+            slow.sendall(b"POST /v1/whatif HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            assert Client(served.socket, timeout_s=5.0).get("shaper")["mode"]
+
+
+def test_a_reader_that_disconnects_within_its_body_writes_nothing_to_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with serving(tmp_path) as served:
+        served.peer = READER
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as slow:
+            slow.connect(served.socket)
+            slow.sendall(b"POST /v1/whatif HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+        assert Client(served.socket).get("shaper")["mode"]
+    assert not caplog.records

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.agent.rounds import Round
+from perphd.control.client import Client
 from perphd.control.replay_routes import line, round_out
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.masking import masked, without_secrets
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from tests.unit.control_fake import DB, READER, serving
 
 _WORD = st.text(st.characters(exclude_characters="/?#", exclude_categories=("Cs", "Cc")), max_size=20)
 
@@ -60,3 +65,16 @@ def test_a_recording_names_no_account() -> None:
     written = line(round_out(Round(seen, {}, TargetState({}))))
     assert "http://***@h/m" in written
     assert "cret" not in written
+
+
+@pytest.mark.parametrize("route", ["status", "workloads", "explain?workload=db", "config"])
+def test_no_answer_to_a_reader_names_an_account(tmp_path: Path, route: str) -> None:
+    url = (("url", "http://me:se@cret@h/m"), ("work", "requests_total"))
+    spec = replace(DB, sli=SliSpec("prometheus", url))
+    with serving(tmp_path) as served:
+        served.peer = READER
+        served.agent.specs["db"] = spec
+        served.agent.config = replace(served.config, workloads=(spec,))
+        answer = str(Client(served.socket).get(route))
+    assert "http://***@h/m" in answer
+    assert "cret" not in answer

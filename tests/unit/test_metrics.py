@@ -20,7 +20,7 @@ from perphd.control.metrics.text import escaped, labels
 from perphd.domain.decision import Health, Outcome
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.plan import Stage, Write
-from perphd.domain.reading import NOT_MEASURED, available
+from perphd.domain.reading import NOT_MEASURED, Awaited, Reading, available
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Mode
 from tests.unit.control_fake import CACHE, FakeAgent
@@ -212,6 +212,27 @@ def test_counters_never_fall(steps: list[tuple[float, float | None]]):
         before = now
     expected = sum(i * c for i, c in steps if c is not None)
     assert before == pytest.approx(expected)
+
+
+def test_work_of_a_source_that_reports_seldom_is_counted_completely():
+    tally = Tally(lambda: 0.0)
+    awaited = Awaited("the source reports every 5 s")
+    readings: list[Reading] = [NOT_MEASURED, *[awaited] * 4, 100.0, *[awaited] * 4, 200.0]
+    for now_s, reading in enumerate(readings):
+        tally.sampled([Sample("db", float(now_s), 1.0, work_rate_per_s=reading)])
+    assert tally.used["db"]["work_rate_per_s"] == pytest.approx(5 * 100.0 + 5 * 200.0)
+
+
+def test_work_that_no_reading_covers_is_not_counted():
+    tally = Tally(lambda: 0.0)
+    readings: list[Reading] = [Awaited("late"), Awaited("late"), NOT_MEASURED, 100.0]
+    for now_s, reading in enumerate(readings):
+        tally.sampled([Sample("db", float(now_s), 1.0, work_rate_per_s=reading)])
+    assert tally.used["db"]["work_rate_per_s"] == pytest.approx(100.0)
+    tally.sampled([Sample("db", 4.0, 1.0, work_rate_per_s=Awaited("late"))])
+    tally.follow(())
+    tally.sampled([Sample("db", 5.0, 1.0, work_rate_per_s=100.0)])
+    assert tally.used["db"]["work_rate_per_s"] == pytest.approx(100.0)
 
 
 def test_rates_that_are_counted_are_readings():

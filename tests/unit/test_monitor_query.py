@@ -15,7 +15,7 @@ import perphd.dataset.stores as stores_module
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import READINGS, Sample
 from perphd.monitor.export import export
-from perphd.monitor.query import QueryError, run_query
+from perphd.monitor.query import QueryError, fetch, reading, run_query
 from perphd.monitor.schema import TABLES
 from perphd.monitor.store import Store
 
@@ -221,3 +221,24 @@ def test_a_query_is_given_up_for_a_reason_of_the_callers(path: Path):
 
     with pytest.raises(QueryError, match=r"^no more$"):
         run_query(path, ENDLESS, timeout_s=600.0, stop=stop)
+
+
+SPILLS = """
+    WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)
+    SELECT length(b) FROM (SELECT x, zeroblob(900000) AS b FROM c ORDER BY x DESC, b)
+"""
+"""It sorts without end, some 700 MB per second of CPU time."""
+
+
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/io").exists(), reason="this kernel does not count written bytes"
+)
+def test_temporary_files_are_bounded(path: Path):
+    with (
+        pytest.raises(QueryError, match=r"more than 8\.0 MiB of temporary files"),
+        reading(path, 60.0, most_spilled_bytes=8 << 20) as connection,
+    ):
+        fetch(connection, SPILLS, 10)
+    with reading(path, 60.0, most_spilled_bytes=8 << 20) as connection:
+        found = fetch(connection, "SELECT at_s FROM samples ORDER BY cpu_usage_cores DESC", 1)
+    assert found.rows == ((5999.0,),)

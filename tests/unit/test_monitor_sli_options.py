@@ -82,6 +82,24 @@ def test_refused_with_key_and_allowed_values(source: str, options: dict[str, str
         open_source(SliSpec(source, tuple(options.items())))
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://me:sec/ret@h/m", "http://***@h/m"),
+        ("http://me:sec ret@h/m", "http://***@h/m"),
+        ("https://me:s@c?ret#@h:9104/m", "https://***@h:9104/m"),
+        ("ftp://me:secret@h/m", "ftp://***@h/m"),
+        ("me:secret@h/m", "***@h/m"),
+        ("http:/h/m", "http:/h/m"),
+    ],
+)
+def test_a_refused_url_is_shown_without_its_account(url: str, shown: str):
+    with pytest.raises(ConfigError) as refused:
+        validate_options("prometheus", {"url": url, "work": "x"})
+    assert f"{shown!r} is refused" in str(refused.value)
+    assert "ret" not in str(refused.value)
+
+
 @given(
     st.sampled_from(sorted(OPTIONS)), st.dictionaries(st.text(max_size=12), st.text(max_size=40), max_size=4)
 )

@@ -22,7 +22,7 @@ from perphd.agent.profiling.progress import ProfileProgress
 from perphd.agent.profiling.run import LEAST_OF_ONE, LEAST_ROWS, least_rows, rows_of
 from perphd.domain.allocation import KEEP
 from perphd.domain.errors import PerphError
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import NOT_MEASURED, Unavailable
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Objective
@@ -139,6 +139,72 @@ async def test_an_absolute_latency_objective_counts() -> None:
     stop, steps = await explore(subject, known, ExplorationGuard(Objective(max_latency_ms=10.0)))
     assert stop == Stop.SUFFERED
     assert "max_latency_ms = 10" in steps[-1].complaint
+
+
+async def test_a_delay_that_grows_counts() -> None:
+    class Slow(Fake):
+        async def look(self) -> Sample:
+            sample = await super().look()
+            return replace(sample, latency_p95_ms=5.0) if self.lattice.values(self.point)[0] < 3 else sample
+
+    stop, steps = await explore(Slow(), progress(), ExplorationGuard(max_loss_pct=90.0))
+    assert stop == Stop.SUFFERED
+    assert "delay grew to 5.0 times the reference" in steps[-1].complaint
+
+
+async def test_a_latency_is_not_compared_with_a_wait_for_processors() -> None:
+    class Quiet(Fake):
+        """At first, too few requests are completed for a percentile of their latency."""
+
+        async def look(self) -> Sample:
+            sample = replace(await super().look(), run_delay_cores=0.1, latency_p95_ms=50.0)
+            return replace(sample, latency_p95_ms=NOT_MEASURED) if self.looks <= 3 else sample
+
+    subject, known = Quiet(), progress()
+    stop, _ = await explore(subject, known, ExplorationGuard(max_loss_pct=90.0))
+    assert stop == Stop.DONE
+    assert len(known.measured) == 12
+
+
+async def test_cpu_time_is_not_compared_with_instructions() -> None:
+    class Uncounted(Fake):
+        """Another program takes the hardware's counters after the reference was measured."""
+
+        async def look(self) -> Sample:
+            mips = 3000.0 if self.looks < 3 else NOT_MEASURED
+            return replace(await super().look(), work_rate_per_s=NOT_MEASURED, mips=mips)
+
+    subject, known = Uncounted(), progress()
+    stop, _ = await explore(subject, known, ExplorationGuard())
+    assert stop == Stop.DONE
+    assert not known.suffered
+    assert not known.measured
+
+
+async def test_nothing_more_is_tried_before_the_indicators_say_that_it_recovered() -> None:
+    class Restarted(Fake):
+        """With one core, it is restarted afterwards, and has no indicators for some samples."""
+
+        silent, blind = 0, 0
+
+        async def grant(self, point: Point | None) -> None:
+            if point is None and self.lattice.values(self.point)[0] < 2.0:
+                self.silent = 6
+            self.blind += point is not None and self.silent > 0
+            await super().grant(point)
+
+        async def look(self) -> Sample:
+            sample = await super().look()
+            if not self.silent:
+                return sample
+            self.silent -= 1
+            return replace(sample, work_rate_per_s=NOT_MEASURED, quality=(Quality.SLI_MISSING,))
+
+    subject, known = Restarted(), progress()
+    stop, _ = await explore(subject, known, ExplorationGuard(max_loss_pct=55.0), skip=True)
+    assert stop == Stop.DONE
+    assert known.suffered
+    assert subject.blind == 0
 
 
 async def test_a_run_that_ended_is_taken_up_again(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from click.testing import CliRunner, Result
 
 from perphd.commands.cli import cli
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
+from perphd.control.errors import ApiError, Code
 from perphd.control.limits import ApiLimits
+from perphd.control.queue_routes import _number
 from tests.unit.control_fake import ADMIN, READER, ROOT, SUBMITTER, Served, serving
 from tests.unit.queue_world import GIB, World
 
@@ -153,6 +155,17 @@ def test_where_no_daemon_is_at_first_or_for_long_a_waiting_command_says_so(
     assert _waited(itertools.chain(started, itertools.repeat(_gone())), monkeypatch).exit_code == 3
 
 
+def test_a_waiting_command_outlives_a_daemon_that_has_too_many_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _waited(iter([_busy(), _row("running"), _busy(), _row("done")]), monkeypatch).exit_code == 0
+    assert _waited(itertools.repeat(_busy()), monkeypatch).exit_code == 1
+
+
+def _busy() -> Refused:
+    return Refused(503, {"code": "busy", "message": "64 requests are waiting already; try again"})
+
+
 def _late() -> Unreachable:
     exc = Unreachable("it took too long")
     exc.__cause__ = TimeoutError()
@@ -174,7 +187,7 @@ def _waited(answers: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> Result:
 
     def get(_client: Client, _route: str, **_query: object) -> Any:
         answer = next(answers)
-        if isinstance(answer, Unreachable):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -183,3 +196,10 @@ def _waited(answers: Iterator[Any], monkeypatch: pytest.MonkeyPatch) -> Result:
     monkeypatch.setattr("perphd.commands.jobs.time.sleep", lambda _s: None)
     monkeypatch.setattr("perphd.commands.jobs.time.monotonic", lambda: float(next(clock)))
     return CliRunner().invoke(cli, ["wait", "1"])
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)], ids=["positive", "negative"])
+def test_a_number_beyond_all_floats_is_refused(number: int):
+    with pytest.raises(ApiError) as refused:
+        _number(number, "cores", 0.0, 1.0)
+    assert refused.value.code is Code.REFUSED

@@ -38,7 +38,9 @@ from perphd.commands.render_jobs import _basis
 from perphd.config.tables import QueueConfig
 from perphd.domain.allocation import Settings
 from perphd.domain.cpuset import CpuSet
+from perphd.domain.job import HISTORY_FILE
 from perphd.forecast.histogram import Histogram, of_values
+from perphd.forecast.history.store import JobHistory
 from tests.unit.queue_world import spec
 from tests.unit.test_queue_scheduling import NOW_S, running, view, waiting
 
@@ -225,6 +227,37 @@ def test_jobs_that_wait_for_a_timer_teach_the_queue_to_look_at_the_clock(tmp_pat
     law, basis = left_with_basis(each, job.since_s)
     assert basis.by is WorkKind.RUN_TIME
     assert law.median_s == pytest.approx(180.0, rel=0.05)
+
+
+def complete(plan: QueuePlanner, number: int) -> None:
+    """A job with a name of its own is done."""
+    job = QueuedJob(
+        number, spec(name=f"run-{number}"), NOW_S, JobState.DONE, NOW_S, attempt=1, ran_s=60.0 + number
+    )
+    plan.ended(job, NOW_S + number)
+
+
+def test_the_history_keeps_as_many_rows_as_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without forecasts, no other process prunes it."""
+    monkeypatch.setattr("perphd.agent.queue.planning.PRUNED_EVERY", 2)
+    plan = QueuePlanner(QueueConfig(enabled=True), tmp_path, tmp_path, 25)
+    for number in range(1, 8):
+        complete(plan, number)
+    assert plan.problem == ""
+    with JobHistory(tmp_path / HISTORY_FILE) as history:
+        assert len(history) == 25
+    complete(QueuePlanner(QueueConfig(enabled=True), tmp_path, tmp_path, 10), 8)
+    with JobHistory(tmp_path / HISTORY_FILE) as history:
+        assert len(history) == 10, "after a restart with a lower number as well"
+
+
+def test_no_job_is_recorded_where_no_rows_are_configured(tmp_path: Path) -> None:
+    plan = QueuePlanner(QueueConfig(enabled=True), tmp_path, tmp_path, 0)
+    complete(plan, 1)
+    assert plan.problem == ""
+    assert not (tmp_path / HISTORY_FILE).exists()
 
 
 def test_the_cpus_in_force_are_those_of_the_last_round() -> None:

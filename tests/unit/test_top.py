@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -386,6 +387,19 @@ def test_without_textual_it_says_what_to_install(served: Served, monkeypatch: py
     assert result.exit_code == 1
     assert "top needs the package textual" in result.stderr
     assert "perphctl top --plain" in result.stderr
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout"])
+def test_it_is_interactive_only_with_a_keyboard_and_a_screen(
+    monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    from perphd.commands.top import is_terminal
+
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda name=name: name != closed))
+    assert not is_terminal()
+    monkeypatch.setattr(sys, closed, SimpleNamespace(isatty=lambda: True))
+    assert is_terminal()
 
 
 def test_nothing_else_imports_textual() -> None:

@@ -7,6 +7,7 @@ live or a simulated application), and always leaves it with its original resourc
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -61,18 +62,24 @@ class ExplorationGuard:
     max_delay_ratio: float = 3.0
 
     def complaint(self, sample: Sample, reference: ReferencePoint) -> str:
-        """The limit that this sample violates, in words; empty if it violates none."""
+        """The limit that this sample violates, in words; empty if it violates none.
+
+        Only a signal of the reference's source is compared with the reference, because the others have other units.
+        """
         perf = performance(sample, self.objective.latency_percentile)
         least, most = self.objective.min_work_rate_per_s, self.objective.max_latency_ms
         if available(perf.work):
             if least is not None and perf.work < least:
                 return f"work is {perf.work:.4g}/s, less than min_work_rate_per_s = {least:g}"
-            if perf.work < (1.0 - self.max_loss_pct / 100.0) * reference.work:
+            lowest = (1.0 - self.max_loss_pct / 100.0) * reference.work
+            if perf.work_source == reference.work_source and perf.work < lowest:
                 return f"work fell to {perf.work / reference.work:.0%} of the reference"
         if available(perf.delay):
             if most is not None and perf.delay_source.startswith("latency") and perf.delay > most:
                 return f"latency is {perf.delay:.3g} ms, more than max_latency_ms = {most:g}"
-            if reference.delay is not None and perf.delay > self.max_delay_ratio * reference.delay:
+            if reference.delay is None or perf.delay_source != reference.delay_source:
+                return ""
+            if perf.delay > self.max_delay_ratio * reference.delay:
                 return f"delay grew to {perf.delay / reference.delay:.1f} times the reference"
         return ""
 
@@ -273,21 +280,24 @@ class Explorer:
             await self._subject.look()
         samples = [await self._subject.look() for _ in range(2 * self._pacing.measure)]
         perfs = [performance(s, self._percentile) for s in samples if not s.has(*_BAD)]
-        work = [p.work for p in perfs if available(p.work) and p.work > 0]
-        if not work:
+        works = [(p.work_source, p.work) for p in perfs if available(p.work) and p.work > 0]
+        if not works:
             raise PerphError(
                 "no work was measured with the original resources: neither an SLI nor MIPS nor CPU time"
             )
-        delay = [p.delay for p in perfs if available(p.delay) and p.delay > 0]
+        work_source, work = _of_one_source(works)
+        delays = [(p.delay_source, p.delay) for p in perfs if available(p.delay) and p.delay > 0]
+        delay_source, delay = _of_one_source(delays)
         usage = [s.cpu_usage_cores for s in samples]
         memory = [s.memory_current_bytes for s in samples]
         reference = ReferencePoint(
             work=_mean(work),
-            work_source=perfs[-1].work_source,
+            work_source=work_source,
             delay=_mean(delay) if delay else None,
             load=_known([p.load for p in perfs]),
             cpu_cores=_known(usage),
             memory_bytes=_known(memory),
+            delay_source=delay_source,
         )
         self._progress.refer(reference)
         return reference
@@ -320,7 +330,7 @@ class Explorer:
         ]
         if not work:
             return None, ""
-        delay = _known([p.delay for p in perfs])
+        delay = _known([p.delay for p in perfs if p.delay_source == reference.delay_source])
         return (_mean(work), delay, _known([p.load for p in perfs])), ""
 
     async def _recover(self, reference: ReferencePoint) -> None:
@@ -328,7 +338,8 @@ class Explorer:
         good = 0
         for _ in range(_RECOVER):
             sample = await self._subject.look()
-            good = 0 if self._guard.complaint(sample, reference) else good + 1
+            if not sample.has(*_BAD):
+                good = 0 if self._guard.complaint(sample, reference) else good + 1
             if good >= _IN_A_ROW or self.interrupted:
                 return
         raise PerphError(
@@ -339,6 +350,14 @@ class Explorer:
     @property
     def _percentile(self) -> str:
         return self._guard.objective.latency_percentile if self._guard is not None else "p95"
+
+
+def _of_one_source(found: list[tuple[str, float]]) -> tuple[str, list[float]]:
+    """The most frequent source, and its values."""
+    if not found:
+        return "", []
+    source = Counter(source for source, _ in found).most_common(1)[0][0]
+    return source, [value for each, value in found if each == source]
 
 
 def _mean(values: list[float]) -> float:

@@ -27,6 +27,7 @@ class ReferencePoint:
     load: float | None = None
     cpu_cores: float | None = None
     memory_bytes: float | None = None
+    delay_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from perphd.agent.queue.attached import Attached
 from perphd.agent.queue.event import QueueEvent
 from perphd.agent.queue.given import QueueGiven
 from perphd.agent.queue.jobs import QueueJobs
-from perphd.agent.queue.planning import QueuePlanner
+from perphd.agent.queue.planning import HISTORY_ROWS, QueuePlanner
 from perphd.agent.queue.rows import row_of, workload_name, workload_of
 from perphd.agent.queue.submitting import check, refused
 from perphd.agent.queue.units import QueueUnits
@@ -85,7 +85,7 @@ class BatchQueue:
     ``capacity``: returns CPUs and memory bytes of the host; ``boot``: id of the kernel's boot.
 
     ``slots``: folder of files with the number of running workers of elastic jobs; None: no files. ``hints``: folder of
-    hints for jobs that read them.
+    hints for jobs that read them. ``history_rows``: see ``QueuePlanner``.
     """
 
     def __init__(
@@ -98,13 +98,14 @@ class BatchQueue:
         capacity: Callable[[], tuple[float, float]],
         slots: Path | None = None,
         hints: Path | None = None,
+        history_rows: int = HISTORY_ROWS,
     ) -> None:
         self.config = config
         self._folder, self._boot = state_dir / FOLDER, boot
         self._wall_clock, self._capacity = wall_clock, capacity
         self._event = QueueEvent(self._folder)
         self._offer: CopperOffer | None = None
-        self._planner = QueuePlanner(config, state_dir, self._folder)
+        self._planner = QueuePlanner(config, state_dir, self._folder, history_rows)
         names = ("file", "units", "plans")
         self._threads = {name: ThreadPoolExecutor(1, f"perphd-queue-{name}") for name in names}
         self._jobs = QueueJobs(self._folder / "jobs.sqlite", lambda call: self._in("file", call))
@@ -304,7 +305,11 @@ class BatchQueue:
             self._attached.problem("queue", self._problem or None)
 
     def _problem_of_start(self) -> str:
-        return self._problem if self._wall_clock() < self._paused_until_s else ""
+        return self._problem if self._starts_paused(self._wall_clock()) else ""
+
+    def _starts_paused(self, now_s: float) -> bool:
+        """True for a moment after a failed start, also if the clock was set back since."""
+        return 0.0 < self._paused_until_s - now_s <= START_PAUSE_S
 
     async def look(self) -> None:
         """Run one scheduling pass; see the module.
@@ -392,7 +397,7 @@ class BatchQueue:
             await self._moved(number, FrozenFor(now_s, step.causes.get(number, ""), False))
         for number in step.thaw:
             await self._moved(number, Thawed(now_s, step.causes.get(number, "")))
-        if now_s < self._paused_until_s:
+        if self._starts_paused(now_s):
             return
         for number in step.start:
             if not await self._start(number, step.causes.get(number, "")):

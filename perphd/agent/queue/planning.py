@@ -26,7 +26,7 @@ from perphd.batch.outlook import forecast_of
 from perphd.batch.scheduling import scheduled
 from perphd.batch.view import JobForecast
 from perphd.batch.work import LEAST_SCORED, WorkKind, WorkOutlook, error_share
-from perphd.config.tables import QueueConfig
+from perphd.config.tables import ForecastConfig, QueueConfig
 from perphd.domain.errors import PerphError
 from perphd.domain.job import HISTORY_FILE
 from perphd.domain.queue import CopperOffer
@@ -56,6 +56,9 @@ ASKED_OF_WORK: Final = (Quantity.CPU_TIME_S, Quantity.INSTRUCTIONS, Quantity.WOR
 """Quantities that an outlook needs beside ``ASKED`` if the history knows the job's run time."""
 WAITS: Final = 100
 """Number of most recently started jobs over which the wait is averaged."""
+HISTORY_ROWS: Final = ForecastConfig().history_rows
+PRUNED_EVERY: Final = 100
+"""Number of recorded jobs after which the history is pruned. Each of them adds at most 200 rows."""
 CYCLE_S: Final = 10.0
 """Cycle in seconds: the expected end of a job that outlasts its prediction moves by 1, 2, 4, 8 ... cycles."""
 
@@ -70,10 +73,16 @@ class PlannedUse:
 
 
 class QueuePlanner:
-    """Decides for the queue. ``state_dir``: directory with the history of jobs; ``folder``: the queue's folder."""
+    """Decides for the queue. ``state_dir``: directory with the history of jobs; ``folder``: the queue's folder.
 
-    def __init__(self, config: QueueConfig, state_dir: Path, folder: Path) -> None:
+    ``history_rows``: number of rows that the history keeps; 0: jobs are not recorded.
+    """
+
+    def __init__(
+        self, config: QueueConfig, state_dir: Path, folder: Path, history_rows: int = HISTORY_ROWS
+    ) -> None:
         self._config, self._path = config, state_dir / HISTORY_FILE
+        self._history_rows, self._recorded = history_rows, 0
         self._epsilon = {CPU: config.cpu_risk, MEMORY: config.memory_risk, BANDWIDTH: EPSILON_SOFT}
         bandwidth = float(config.memory_bandwidth_bytes)
         self._shared = {BANDWIDTH: bandwidth} if bandwidth > 0 else {}
@@ -169,7 +178,7 @@ class QueuePlanner:
         """Learn from a job that completed; discard the measurements of one that failed or was cancelled."""
         seen = self._observed.forget(job, job.state is JobState.DONE)
         self._kept.write(self._observed.calibration)
-        if job.state is not JobState.DONE:
+        if job.state is not JobState.DONE or not self._history_rows:
             return
         took = {Quantity.RUN_TIME_S: job.ran_s}
         if seen is not None:
@@ -186,6 +195,9 @@ class QueuePlanner:
         try:
             with JobHistory(self._path) as history:
                 history.complete(facts_of(job, now_s), took, now_s)
+                self._recorded += 1
+                if self._recorded % PRUNED_EVERY == 1:
+                    history.prune(self._history_rows)
         except (PerphError, sqlite3.Error, ValueError) as exc:
             self._problem = f"the history does not learn from job {job.id}: {exc}"
         else:

@@ -40,8 +40,8 @@ def run(out: Out, interval_s: float, count: int | None, as_text: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """True if standard output is a terminal."""
-    return sys.stdout.isatty()
+    """True if standard input and output are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _print(out: Out, interval_s: float, count: int | None) -> None:

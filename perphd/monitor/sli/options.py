@@ -19,9 +19,9 @@ from perphd.domain.workload import SliSpec
 from perphd.monitor.sli.resolution import Origin, Resolution
 
 METRIC_SELECTOR: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\})?')
-
-
 MOST_PORTS: Final = 16
+_ACCOUNT: Final = re.compile(r"\A([a-z]+://)?.*@", re.DOTALL)
+"""User and password in a refused URL. It may be refused because of them, so they end at its last ``@``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,8 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
         if option is None:
             raise ConfigError("sli", key, f"the source {source} has no such option", ", ".join(by_key))
         if not option.accepts(value):
-            raise ConfigError("sli", key, f"{value!r} is refused", option.allowed)
+            shown = _ACCOUNT.sub(r"\1***@", value) if key == "url" else value
+            raise ConfigError("sli", key, f"{shown!r} is refused", option.allowed)
     for option in known:
         if option.required and option.key not in options:
             raise ConfigError(
