@@ -39,6 +39,7 @@ from perphd.host.systemd_properties import (
     IDLE_SINCE,
     line_properties,
     properties,
+    unscaled,
     whole_properties,
 )
 
@@ -181,7 +182,9 @@ class UnitFs:
             text = self._ask_lines(place, path, text)
         else:
             self._ask(place, path, text)
-        self._await(path, text)
+        if not self._await(path, text) and (asked := unscaled(place.file, text)):
+            self._bus.set_properties(place.unit, asked)
+            self._await(path, text)
 
     def write_within(self, path: str, data: bytes, identity: Identity) -> None:
         """As ``RealFs.write_within``. A unit is identified by its name: a restarted unit is the same one."""

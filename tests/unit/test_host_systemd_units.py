@@ -120,6 +120,30 @@ def test_texts_of_files_as_properties(file: str, text: str, expected: list[tuple
     assert drop_ins(file)
 
 
+@pytest.mark.parametrize("weight", [1, 99, 100, 101, 136, 545, 999, 1000])
+def test_a_bfq_weight_is_what_systemd_makes_of_the_io_weight(systemd: FakeSystemd, weight: int) -> None:
+    (item,) = properties("io.bfq.weight", f"default {weight}")
+    systemd.set_properties(UNIT, [Property("IOWeight", "t", 777)])
+    systemd.set_properties(UNIT, [item])
+    assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {weight}\n".encode()
+
+
+@pytest.mark.parametrize(("scales", "found"), [(True, 136), (False, 500)])
+async def test_an_administrators_io_weight_comes_back_for_bfq(
+    systemd: FakeSystemd, tmp_path: Path, scales: bool, found: int
+) -> None:
+    systemd.scales_bfq = scales
+    systemd.set_properties(UNIT, [Property("IOWeight", "t", 500)])
+    assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {found}\n".encode()
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan({"job": Settings(io_weight=20)}, SPECS, 0.0))).ok
+        assert systemd.kernel.read(f"{AT}/io.bfq.weight") == b"default 20\n"
+    report = restore(systemd.fs(), tmp_path, boot_id="boot")
+    assert report.complete, str(report)
+    assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {found}\n".encode()
+
+
 async def test_settings_come_into_force_through_systemd_and_are_given_back(
     systemd: FakeSystemd, tmp_path: Path
 ) -> None:
