@@ -177,7 +177,8 @@ def _quota(text: str) -> tuple[Property, ...]:
     quota, period = text.split()
     if quota == "max":
         return (Property("CPUQuotaPerSecUSec", "t", UNSET), Property("CPUQuotaPeriodUSec", "t", UNSET))
-    per_second = round(int(quota) * 1_000_000 / int(period))
+    # systemd computes the quota from this and cuts it to whole microseconds, so round up.
+    per_second = -(-int(quota) * 1_000_000 // int(period))
     return (
         Property("CPUQuotaPerSecUSec", "t", per_second),
         Property("CPUQuotaPeriodUSec", "t", int(period)),

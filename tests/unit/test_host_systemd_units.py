@@ -144,6 +144,27 @@ async def test_an_administrators_io_weight_comes_back_for_bfq(
     assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {found}\n".encode()
 
 
+@given(st.integers(1000, 10_000_000), st.integers(1000, 1_000_000))
+def test_systemd_makes_the_wanted_quota_of_any_period(quota: int, period: int) -> None:
+    per_second, _ = properties("cpu.max", f"{quota} {period}")
+    assert isinstance(per_second.value, int)
+    assert per_second.value * period // 1_000_000 == quota
+    assert max(period, 1_000 * 1_000_000 // per_second.value) == period, "systemd keeps the period"
+
+
+async def test_a_units_own_quota_period_is_kept(systemd: FakeSystemd, tmp_path: Path) -> None:
+    given = [Property("CPUQuotaPeriodUSec", "t", 30_000), Property("CPUQuotaPerSecUSec", "t", 800_000)]
+    systemd.set_properties(UNIT, given)
+    assert systemd.kernel.read(f"{AT}/cpu.max") == b"24000 30000\n"
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        applied = await agent.apply(agent.plan({"job": Settings(cpu_max_cores=1 / 3)}, SPECS, 0.0))
+        assert applied.ok, applied.failed
+        assert systemd.kernel.read(f"{AT}/cpu.max") == b"10000 30000\n"
+        assert (await agent.apply(agent.plan({}, SPECS, 60.0))).ok
+    assert systemd.kernel.read(f"{AT}/cpu.max") == b"24000 30000\n"
+
+
 async def test_settings_come_into_force_through_systemd_and_are_given_back(
     systemd: FakeSystemd, tmp_path: Path
 ) -> None:
