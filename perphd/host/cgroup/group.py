@@ -304,17 +304,22 @@ def _encode_io(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, s
 
 
 def descendants(fs: KernelFs, directory: str) -> list[str]:
-    """Directories of all descendant cgroups, parents before children; groups that vanish meanwhile are left out."""
+    """Directories of all descendant cgroups, parents before children; groups that vanish meanwhile are left out.
+
+    Users of a delegated group may nest groups deeper than Python's limit on recursion.
+    """
     found: list[str] = []
-    try:
-        names = fs.subdirectories(directory)
-    except KernelError:
-        return found
-    for name in names:
-        child = f"{directory}/{name}"
-        if fs.exists(f"{child}/cgroup.procs"):
-            found.append(child)
-            found += descendants(fs, child)
+    waiting = [directory]
+    while waiting:
+        group = waiting.pop()
+        if group != directory:
+            found.append(group)
+        try:
+            names = fs.subdirectories(group)
+        except KernelError:
+            continue
+        children = [f"{group}/{name}" for name in names]
+        waiting += [child for child in reversed(children) if fs.exists(f"{child}/cgroup.procs")]
     return found
 
 
