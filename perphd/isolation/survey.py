@@ -15,7 +15,7 @@ from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import Key, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup.group import Cgroup, Cgroups, Knob
+from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, partitions_beside
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
     CONTROLLERS,
@@ -222,6 +222,11 @@ class Survey:
                 if isinstance(left, str):
                     return left
                 target = wanted = left
+        if setting == "cpus" and knob.version == 2 and isinstance(target, CpuSet):
+            left = self._without_partitions(key, knob, target, around)
+            if isinstance(left, str):
+                return left
+            target = wanted = left
         self.planned[key] = (knob, wanted)
         lra = not spec.gives_way  # batch that is paid for also gains first and loses last
         if setting not in LIST_SETTINGS:
@@ -294,6 +299,23 @@ class Survey:
         if not theirs:
             return wanted
         reason = f"the kubelet has assigned the CPUs {theirs} exclusively to containers"
+        if not wanted - theirs:
+            return reason
+        self._limit(key, f"without {theirs}: {reason}")
+        return wanted - theirs
+
+    def _without_partitions(self, key: Key, knob: Knob, wanted: CpuSet, around: str) -> CpuSet | str:
+        """These CPUs except those of partition roots beside the group; or why none is left.
+
+        The parent's list lacks the CPUs of partitions, so siblings are read only if a wanted CPU is not in it.
+        """
+        with suppress(ParseError):
+            if wanted <= CpuSet.parse(around):
+                return wanted
+        theirs = partitions_beside(self._fs, knob.directory) & wanted
+        if not theirs:
+            return wanted
+        reason = f"the CPUs {theirs} belong to a partition (cpuset.cpus.partition) beside the group"
         if not wanted - theirs:
             return reason
         self._limit(key, f"without {theirs}: {reason}")

@@ -739,3 +739,50 @@ async def test_what_somebody_else_writes_during_a_transaction_is_not_taken_for_p
     bench.executor.plan(targets, (LRA, BATCH))
     (conflict,) = bench.executor.conflicts()
     assert (conflict.path, conflict.found) == (first.path, foreign)
+
+
+class _Partitioned(FakeKernel):
+    """v2 with partitions among the groups at the top: an overlapping sibling ends one, as captured from 6.1."""
+
+    FILE = "cpuset.cpus.partition"
+
+    def partition(self, group: str, cpus: str) -> None:
+        self.mkdir(group, cpus)
+        self.directories[f"/sys/fs/cgroup{group}"].files[self.FILE] = "root"
+
+    def _effective(self, directory: str, file: str) -> CpuSet:
+        found = super()._effective(directory, file)
+        if directory == "/sys/fs/cgroup" and file == "cpuset.cpus":
+            for each in self.directories.values():
+                if each.files.get(self.FILE) == "root":
+                    found = found - CpuSet.parse(each.files["cpuset.cpus"])
+        return found
+
+    def _cpus(self, directory: str, files: dict[str, str], file: str, text: str) -> int:
+        number = super()._cpus(directory, files, file, text)
+        others = [each.files for each in self.directories.values() if each.files is not files]
+        for other in others if file == "cpuset.cpus" else ():
+            if other.get(self.FILE) == "root" and CpuSet.parse(other[file]) & CpuSet.parse(text):
+                other[self.FILE] = "root invalid (Cpu list in cpuset.cpus not exclusive)"
+        return number
+
+
+async def test_a_partition_of_somebody_else_keeps_its_cpus(tmp_path: Path) -> None:
+    kernel = _Partitioned("v2", cpus="0-7")
+    for group in ("/db", "/pi"):
+        kernel.mkdir(group)
+    kernel.partition("/dpdk", "6-7")
+    state = kernel.directories["/sys/fs/cgroup/dpdk"].files
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        apart = {"db": Settings(cpus=CpuSet.parse("0-3")), "pi": Settings(cpus=CpuSet.parse("4-7"))}
+        assert (await bench.go(apart)).ok
+        assert state["cpuset.cpus.partition"] == "root"
+        assert kernel.read("/sys/fs/cgroup/pi/cpuset.cpus") == b"4-5\n"
+        (limited,) = bench.executor.limited("pi")
+        assert "the CPUs 6-7 belong to a partition" in limited.reason
+        await bench.go({"pi": Settings(cpus=CpuSet.parse("7"))})
+        (left,) = bench.executor.not_enforceable("pi")
+        assert "the CPUs 7 belong to a partition" in left.reason
+        assert (await bench.executor.restore()).complete
+        assert state["cpuset.cpus.partition"] == "root"

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Gone, KernelError
+from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, check_cgroup_path
 from perphd.host.cgroup.knobs import (
@@ -40,6 +40,8 @@ from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 BLOCK_DEVICES = "/sys/block"
+_PARTITIONS = ("root", "isolated")
+"""Texts of ``cpuset.cpus.partition`` of a valid partition root."""
 RESCTRL_ABSENT = (
     "cache ways and memory bandwidth are not set through cgroups: this needs resctrl "
     "(a bare-metal host with Intel RDT or AMD PQoS)"
@@ -320,6 +322,26 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
             continue
         children = [f"{group}/{name}" for name in names]
         waiting += [child for child in reversed(children) if fs.exists(f"{child}/cgroup.procs")]
+    return found
+
+
+def partitions_beside(fs: KernelFs, directory: str) -> CpuSet:
+    """CPUs of the valid partition roots (``cpuset.cpus.partition``) among a v2 group's siblings.
+
+    The kernel ends a partition as soon as a sibling's list contains one of its CPUs.
+    """
+    found = CpuSet()
+    parent = dirname(directory)
+    try:
+        names = fs.subdirectories(parent)
+    except KernelError:
+        return found
+    for name in names:
+        sibling = f"{parent}/{name}"
+        if sibling != directory and text_or_empty(fs, f"{sibling}/cpuset.cpus.partition") in _PARTITIONS:
+            for file in ("cpuset.cpus", "cpuset.cpus.exclusive.effective"):
+                with suppress(ParseError):
+                    found = found | CpuSet.parse(text_or_empty(fs, f"{sibling}/{file}"))
     return found
 
 
