@@ -23,11 +23,20 @@ from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Final
 
 from perphd.domain.errors import Busy, Gone, Invalid, KernelError
-from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.group import parent_list, with_offline
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.cgroup.lines import with_line
-from perphd.host.fs import HeldFile, Identity, KernelFile, KernelFs, hold, read_text, write_within
+from perphd.host.fs import (
+    HeldFile,
+    Identity,
+    KernelFile,
+    KernelFs,
+    hold,
+    read_text,
+    text_or_empty,
+    write_within,
+)
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_dropins import DropIns
@@ -249,10 +258,12 @@ class UnitFs:
             return None
 
     def _everything(self, path: str) -> str:
-        """All CPUs or memory nodes of the host, because the list of a confined slice may grow again."""
-        with suppress(KernelError):
-            return read_text(self._fs, f"{self._mount}/{basename(path)}.effective")
-        return parent_list(self._fs, path)
+        """All CPUs or memory nodes of the host, because the list of a confined slice may grow again.
+
+        Includes CPUs that are offline, because they may return.
+        """
+        everything = text_or_empty(self._fs, f"{self._mount}/{basename(path)}.effective")
+        return with_offline(self._fs, path, everything or parent_list(self._fs, path))
 
     def _await(self, path: str, text: str) -> bool:
         """True once the file shows this text or is gone; False if it does not within ``SETTLE_S``."""

@@ -5,7 +5,8 @@ Needs no daemon. Each value is verified by reading it back. A value that is neit
 wrote was set by another program and is left alone.
 
 One exception to byte identity: a cgroup v2 ``cpuset.cpus`` that was empty cannot be emptied while the cgroup has
-processes (ENOSPC). It gets all CPUs of its parent, which is equivalent, and the report says so.
+processes (ENOSPC). It gets all CPUs of its parent and those that are offline, which is equivalent, and the report says
+so.
 """
 
 from __future__ import annotations
@@ -306,9 +307,9 @@ class _Run:
             return True
         if basename(entry.path) not in EMPTY_ALLOWED:
             return False
-        around = parent_list(self._fs, entry.path)
         if not entry.text:  # left by an interrupted restore that could not empty the file
-            return found == around
+            return is_free(self._fs, entry.path, "", found)
+        around = parent_list(self._fs, entry.path)
         is_v1 = not self._fs.exists(f"{entry.path}.effective")
         return is_v1 and any(is_what_is_left(text, found, around) for text in (entry.text, *intents))
 

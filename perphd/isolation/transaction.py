@@ -16,7 +16,7 @@ from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Key, Write
 from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
-from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.group import whole_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
 from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
@@ -113,7 +113,7 @@ class Transaction:
         """Store originals of files written for the first time, and all intents, on disk."""
         originals: dict[str, Original] = {}
         intents: list[tuple[str, str]] = []
-        # Nothing is written meanwhile, so each directory and parent is read once.
+        # Nothing is written meanwhile, so each directory and parent's list is read once.
         around: dict[str, str] = {}
         checked: dict[str, Identity] = {}
         for key in dict.fromkeys(write.key for write in writes):
@@ -144,10 +144,10 @@ class Transaction:
                 intents.append((path, now))  # the journal keeps a limited number of intents
             intents.append((path, write.value))
             if name in EMPTY_ALLOWED and "" in (write.value, write.before):
-                parent = dirname(directory)
-                if parent not in around:
-                    around[parent] = parent_list(self._fs, path)
-                intents.append((path, around[parent]))  # put may fall back to this value
+                above = f"{dirname(directory)}/{name}"
+                if above not in around:
+                    around[above] = whole_list(self._fs, path)
+                intents.append((path, around[above]))  # put may fall back to this value
         # Originals read from a workload that vanished midway are harmless; restore closes them as gone.
         self._journal.record(originals.values(), intents)
 

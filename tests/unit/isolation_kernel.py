@@ -225,6 +225,8 @@ class FakeKernel:
             return ("\n".join(lines) + "\n").encode()
         if path == "/proc/sys/net/core/default_qdisc":
             return b"fq_codel\n"
+        if path in ("/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/online"):
+            return f"{(path.endswith('possible') and self.possible) or self.cpus}\n".encode()
         if path == "/sys/block/sda/queue/scheduler":
             return f"{self.scheduler}\n".encode()
         above, _, name = path.rpartition("/")

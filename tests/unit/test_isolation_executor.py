@@ -786,3 +786,13 @@ async def test_a_partition_of_somebody_else_keeps_its_cpus(tmp_path: Path) -> No
         assert "the CPUs 7 belong to a partition" in left.reason
         assert (await bench.executor.restore()).complete
         assert state["cpuset.cpus.partition"] == "root"
+
+
+async def test_the_fallback_of_each_list_is_recorded_as_its_own(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2", cpus="0-7", nodes="0-1")
+    kernel.mkdir("/pi")
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        assert (await bench.go({"pi": Settings(cpus=CpuSet.of([3]), mems=CpuSet.of([1]))})).ok
+        assert journal.intents("/sys/fs/cgroup/pi/cpuset.cpus") == ("3", "0-7")
+        assert journal.intents("/sys/fs/cgroup/pi/cpuset.mems") == ("1", "0-1")

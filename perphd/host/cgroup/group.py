@@ -40,6 +40,7 @@ from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 BLOCK_DEVICES = "/sys/block"
+_CPUS = "/sys/devices/system/cpu"
 _PARTITIONS = ("root", "isolated")
 """Texts of ``cpuset.cpus.partition`` of a valid partition root."""
 RESCTRL_ABSENT = (
@@ -358,3 +359,28 @@ def parent_list(fs: KernelFs, path: str) -> str:
             return read_text(fs, f"{above}/{name}.effective")
         above = dirname(above)
     return text_or_empty(fs, f"{parent}/{name}")
+
+
+def whole_list(fs: KernelFs, path: str) -> str:
+    """The value that stands for "no list of its own" in a group with processes, as text; empty if unreadable.
+
+    The parent's list and, on v2, the CPUs that are offline, because they may return; v1 refuses those.
+    """
+    around = parent_list(fs, path)
+    return with_offline(fs, path, around) if fs.exists(f"{path}.effective") else around
+
+
+def with_offline(fs: KernelFs, path: str, around: str) -> str:
+    """This list with the CPUs that are offline, if it is a list of CPUs."""
+    if basename(path) != "cpuset.cpus":
+        return around
+    try:
+        cpus = CpuSet.parse(around)
+        offline = CpuSet.parse(read_text(fs, f"{_CPUS}/possible")) - CpuSet.parse(
+            read_text(fs, f"{_CPUS}/online")
+        )
+    except (KernelError, ParseError):
+        return around
+    if offline:
+        offline = offline - partitions_beside(fs, dirname(path))
+    return str(cpus | offline) if cpus and offline else around

@@ -14,7 +14,7 @@ from posixpath import basename, dirname
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup import lines
-from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.group import parent_list, whole_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
@@ -43,8 +43,8 @@ def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) 
     """Write one value and return the text read back. ``identity``: the directory that must contain the file.
 
     An empty value is written as an empty line where that means "no list of its own", and only there. If the kernel
-    refuses because the cgroup has processes, the parent's list is written instead. A file with one line per disk takes
-    one write for every disk that differs.
+    refuses because the cgroup has processes, ``whole_list`` is written instead. A file with one line per disk takes one
+    write for every disk that differs.
 
     Raises:
         KernelError: the kernel refused, or reading back failed.
@@ -58,10 +58,10 @@ def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) 
         try:
             write_within(fs, path, b"\n", identity)
         except (Full, Busy):
-            around = parent_list(fs, path)
-            if not around:
+            whole = whole_list(fs, path)
+            if not whole:
                 raise
-            write_within(fs, path, f"{around}\n".encode(), identity)
+            write_within(fs, path, f"{whole}\n".encode(), identity)
     else:
         write_within(fs, path, data, identity)
     return fs.read(path).decode(errors="replace").rstrip("\n")
@@ -86,10 +86,14 @@ def is_original(path: str, original: bytes, raw: bytes) -> bool:
 
 
 def is_free(fs: KernelFs, path: str, wanted: str, now: str) -> bool:
-    """True if ``now`` is the parent's whole list and no list was wanted, which is equivalent (see ``put``)."""
+    """True if ``now`` has the parent's whole list and no list was wanted, which is equivalent (see ``put``)."""
     if wanted or lines.is_keyed(path) or basename(path) not in EMPTY_ALLOWED:
         return False
-    return bool(now) and now == parent_list(fs, path)
+    try:
+        around = CpuSet.parse(parent_list(fs, path))
+        return bool(around) and around <= CpuSet.parse(now)
+    except ParseError:
+        return False
 
 
 def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
