@@ -172,6 +172,24 @@ async def test_what_the_kernel_refuses_of_one_setting_leaves_the_other_in_force(
     assert "Overlaps with exclusive group" in bench.executor.not_enforceable("pi")[0].reason
 
 
+async def test_what_a_target_does_not_name_stays_as_in_the_default_group(bench: Bench) -> None:
+    raw = bench.host.fs.raw
+    raw.mkdir(f"{ROOT}/theirs")
+    raw.write(f"{ROOT}/theirs/schemata", b"L3:0=ff0;1=ff0\n")
+    raw.write(f"{ROOT}/schemata", b"L3:0=f;1=f\nMB:0=90;1=90\n")
+    raw.write(f"{ROOT}/theirs/mode", b"exclusive\n")
+    targets = {"pi": Settings(mba_pct=((0, 40), (1, 40))), "sort": Settings(llc_masks=((0, 0x3),))}
+    applied = await bench.go(targets)
+    assert applied.ok, applied.failed
+    assert [bench.l3("pi", domain) for domain in (0, 1)] == [0xF, 0xF]
+    assert [bench.l3("sort", domain) for domain in (0, 1)] == [0x3, 0xF]
+    assert bench.resctrl.schemata(rdt.GroupRef("perphd.sort")).values["MB"] == {0: 90, 1: 90}
+    assert not bench.executor.plan(targets, SPECS, bench.now_s + 10.0)
+    for name, target in targets.items():
+        assert bench.executor.in_force(name) == target
+        assert not bench.executor.blocked(name)
+
+
 async def test_what_is_in_force_is_known_at_once_and_is_what_the_kernel_has(bench: Bench) -> None:
     await bench.go({"pi": BOTH})
     assert bench.executor.in_force("pi") == BOTH
