@@ -7,6 +7,7 @@ import errno
 import json
 import struct
 import subprocess
+import threading
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.domain.allocation import UNTOUCHED, Settings
-from perphd.domain.errors import Broken, Busy, Denied, Gone, KernelError, Unsupported
+from perphd.domain.errors import Broken, Busy, Denied, Full, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import lines
 from perphd.host.egress_bpf import BpfPrograms, Pin, key_of, program
 from perphd.host.egress_fs import MOUNT, EgressFs, with_egress
 from perphd.host.tc import MAJOR, HtbClass, Qdisc, TcCommand, class_rates
+from perphd.host.tc_netlink import NetlinkTc
 from perphd.isolation import Executor, Journal
 from perphd.isolation.restore import restore_journal
 from perphd.isolation.write_audit import WriteAudit
@@ -543,3 +545,21 @@ def test_pins_are_files_named_by_path_and_class(tmp_path: Path) -> None:
     programs.detach(Pin(key_of("/a"), 0x10))
     assert programs.pins() == ()
     assert "no BPF file system is mounted" in programs.refusal()
+
+
+def test_a_change_for_which_no_thread_can_be_started_is_not_made_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made: list[str] = []
+    netlink = NetlinkTc()
+    monkeypatch.setattr(netlink, "_opened", lambda: None)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(Full, match="can't start new thread"):
+            netlink._call("eth0", "set a class", lambda route: made.append("refused"))
+    netlink._call("eth0", "set a class", lambda route: made.append("next"))
+    assert made == ["next"]
+    netlink.close()
