@@ -318,14 +318,14 @@ class Caches:
         for key, names in self._members.items():  # members whose group is empty or that have no process now
             if key in present:
                 present[key] |= names - at_home.keys()
-        room = len(wanted)
+        room, info = len(wanted), look.groups.resctrl.info
         if room > len(present):  # new groups are needed: count the free CLOSIDs
-            closids = look.groups.resctrl.info.usable_closids
-            room = max(1, closids - 1 - len(kept) - look.foreign_groups())
+            room = max(1, info.usable_closids - 1 - len(kept) - look.foreign_groups())
         homes = {key: frozenset(names) for key, names in present.items()}
         asked = (tuple(wanted.items()), homes, room)
         if self._pools[0] != asked:
-            self._pools = (asked, assign(wanted, homes, room))
+            least_bits = max((cache.min_cbm_bits for cache in info.caches.values()), default=1)
+            self._pools = (asked, assign(wanted, homes, room, least_bits))
         return self._pools[1]
 
     # -- the writes of one group ---------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from perphd.isolation.cache_plan import Placement
 from perphd.sim import rdt as sim_rdt
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.proc import foreign_lock
+from perphd.sim.kernel.resctrl import RdtMachine
 from perphd.sim.machine import Machine
 from perphd.sim.workload import Batch, Lra, Workload
 from tests.unit.test_isolation_resctrl import BATCH, NARROW, ROOT, SPECS, Bench
@@ -517,3 +518,23 @@ async def test_groups_of_others_count_where_nothing_is_monitored(
     assert applied.ok, applied
     assert bench.own_groups() == ["perphd.pi"]
     assert "too few CLOSIDs" in bench.executor.limited("sort")[0].reason
+
+
+async def test_a_shared_mask_has_as_many_ways_as_this_machine_demands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Haswell servers: at least two bits in a mask."""
+    whole = sim_rdt.rdt_machine
+
+    def haswell(machine: Machine) -> RdtMachine:
+        found = whole(machine)
+        return replace(found, caches=tuple(replace(cache, min_cbm_bits=2) for cache in found.caches))
+
+    monkeypatch.setattr(sim_rdt, "rdt_machine", haswell)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(make_host(), journal)
+        bench.take_closids(but=1)
+        targets = {"pi": Settings(llc_masks=((0, 0x3),)), "sort": Settings(llc_masks=((0, 0x6),))}
+        applied = await bench.go(targets)
+        assert applied.ok, applied.failed
+        assert bench.l3("pi") == 0x3
