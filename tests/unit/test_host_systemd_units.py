@@ -21,8 +21,8 @@ from perphd.domain.allocation import IDLE, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Broken, Busy, Denied, Full, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup import lines
-from perphd.host.fs import hold
+from perphd.host.cgroup import Layout, discover, lines
+from perphd.host.fs import RealFs, hold
 from perphd.host.systemd_bus import OBJECT, BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
 from perphd.host.systemd_dropins import GIVEN_BACK, DropIns
@@ -740,6 +740,31 @@ def test_hosts_without_systemd_or_with_v1_are_written_directly(systemd: FakeSyst
     for kernel in (FakeKernel("v2"), FakeKernel("hybrid")):
         assert unit_files(kernel, kernel.hierarchies, systemd) is kernel
     assert isinstance(unit_files(systemd.kernel, systemd.kernel.hierarchies, systemd), UnitFs)
+
+
+@pytest.mark.parametrize(
+    ("mount", "controllers", "asks"),
+    [
+        ("/sys/fs/cgroup", "net_cls", True),
+        ("/sys/fs/cgroup", "memory", False),
+        ("/sys/fs/cgroup/unified", "net_cls", False),
+    ],
+)
+def test_a_controller_of_v1_that_sets_nothing_leaves_units_to_systemd(
+    mount: str, controllers: str, asks: bool, tmp_path: Path, systemd: FakeSystemd
+) -> None:
+    """As where a VPN has mounted net_cls on a host whose systemd is in its unified mode."""
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text(
+        f"cgroup2 {mount} cgroup2 rw,nosuid 0 0\nnet_cls /sys/fs/cgroup/net_cls cgroup rw,{controllers} 0 0\n"
+    )
+    (tmp_path / mount[1:]).mkdir(parents=True)
+    (tmp_path / mount[1:] / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    fs = RealFs(tmp_path)
+    hierarchies = discover(fs)
+    assert (hierarchies.layout is Layout.V2) is asks
+    assert isinstance(unit_files(fs, hierarchies, systemd), UnitFs) is asks
 
 
 def test_a_unit_is_refused_where_systemd_cannot_be_asked(systemd: FakeSystemd) -> None:
