@@ -19,6 +19,7 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import whole_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
+from perphd.host.systemd_fs import UNIT_DEVICE
 from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.engine import Keep, NotRolledBack, Result, make_all
@@ -103,7 +104,13 @@ class Transaction:
         return False
 
     def is_gone(self, write: Write) -> bool:
-        """True if the cgroup is gone or was replaced; else only this file is missing."""
+        """True if the cgroup is gone or was replaced, or the unit has stopped; else only this file is missing."""
+        directory = dirname(write.path)
+        is_unit = self._identities.get(directory, (0, 0))[0] == UNIT_DEVICE
+        return self._is_another(write) or (is_unit and not self._fs.exists(directory))
+
+    def _is_another(self, write: Write) -> bool:
+        """True if the cgroup is gone or was replaced. A unit stays the same while it is stopped."""
         known = self._identities.get(dirname(write.path))
         return found_at(self._fs, write.path, known) in (FoundCgroup.GONE, FoundCgroup.REPLACED)
 
@@ -257,7 +264,7 @@ class Transaction:
         Files that fail stay in the journal. Needs no intents: the previous text is the original, a value that perphd
         wrote, or another program's.
         """
-        if self.is_gone(write):
+        if self._is_another(write):
             return False  # the replaced cgroup was never changed
         is_list = write.knob in LIST_SETTINGS
         if is_list and self._stuck not in ("", write.workload):

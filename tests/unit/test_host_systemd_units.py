@@ -270,6 +270,37 @@ async def test_a_stopped_unit_is_given_back_what_it_will_start_with(
         assert not journal.originals
 
 
+@pytest.mark.parametrize("forgotten", [True, False], ids=["a scope", "a service"])
+async def test_a_unit_that_stops_meanwhile_takes_nothing_back_from_others(
+    systemd: FakeSystemd, tmp_path: Path, forgotten: bool
+) -> None:
+    names = [f"box{number}.scope" for number in range(3)]
+    for name in names:
+        systemd.start(name)
+    specs = [WorkloadSpec(name, Kind.BATCH, f"/system.slice/{name}") for name in names]
+    real, stopped = systemd.set_properties, names[2]
+
+    def stop(unit: str, properties: Sequence[Property]) -> None:
+        real(unit, properties)
+        if unit == names[1] and systemd.kernel.exists(f"/sys/fs/cgroup/system.slice/{stopped}"):
+            systemd.stop(stopped)
+            if forgotten:
+                systemd.known.remove(stopped)
+
+    systemd.set_properties = stop  # type: ignore[method-assign]
+    target = dict.fromkeys(names, Settings(memory_high_bytes=1 << 30))
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        applied = await agent.apply(agent.plan(target, specs, 0.0))
+        assert applied.ok, applied.failed
+        assert applied.skipped == (stopped,)
+        for name in names[:2]:
+            assert systemd.kernel.read(f"/sys/fs/cgroup/system.slice/{name}/memory.high") == b"1073741824\n"
+        report = await agent.restore()
+        assert report.complete, str(report)
+        assert not journal.originals
+
+
 async def test_a_unit_that_systemd_forgot_owes_nothing(systemd: FakeSystemd, tmp_path: Path) -> None:
     with Journal(tmp_path, boot_id="boot") as journal:
         agent = executor(systemd, journal)
