@@ -22,12 +22,20 @@ from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError,
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.cgroup.lines import is_keyed
 from perphd.host.egress_fs import EgressFs, is_egress
-from perphd.host.fs import KernelFs, read_text, write_within
+from perphd.host.fs import KernelFs, read_text, text_or_empty, write_within
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import is_running_kernel, unit_files
 from perphd.isolation.backends import Backends
-from perphd.isolation.backends.cgroupfs import is_free, is_original, is_own, is_what_is_left, put
+from perphd.isolation.backends.cgroupfs import (
+    is_free,
+    is_original,
+    is_own,
+    is_what_is_left,
+    put,
+    without_gone_disks,
+)
 from perphd.isolation.backends.resctrl import ResctrlGroups, is_group
 from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.descendants import descendant_lists, is_untouched
@@ -215,11 +223,17 @@ class _Run:
 
         On v1 the lists of parents and children constrain each other, regardless of the order of first writes.
         """
-        for entry in entries:
+        for recorded in entries:
+            entry = self._without_gone_disks(recorded)
             if basename(entry.path) not in EMPTY_ALLOWED and (found := self._due(entry)) is not None:
                 self._write(entry, found)
         for name in ("cpuset.mems", "cpuset.cpus"):
             self._give_back_lists([entry for entry in entries if basename(entry.path) == name])
+
+    def _without_gone_disks(self, entry: Original) -> Original:
+        now = text_or_empty(self._fs, entry.path) if is_keyed(entry.path) else entry.text
+        left = without_gone_disks(self._fs, entry.path, entry.text, now)
+        return entry if left == entry.text else replace(entry, raw=f"{left}\n".encode())
 
     def settled(self) -> list[FileReport]:
         """The originals to close in the journal."""

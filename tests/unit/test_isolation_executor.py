@@ -18,7 +18,7 @@ from perphd.domain.errors import Busy, Denied, Full, Invalid
 from perphd.domain.plan import Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.kubelet import CpuManager, Kubelet
-from perphd.isolation import Applied, Executor, Journal
+from perphd.isolation import Applied, Executor, Journal, restore
 from perphd.isolation.restore import restore_journal
 from tests.unit.isolation_kernel import DISKS, FakeKernel
 
@@ -796,3 +796,53 @@ async def test_the_fallback_of_each_list_is_recorded_as_its_own(tmp_path: Path) 
         assert (await bench.go({"pi": Settings(cpus=CpuSet.of([3]), mems=CpuSet.of([1]))})).ok
         assert journal.intents("/sys/fs/cgroup/pi/cpuset.cpus") == ("3", "0-7")
         assert journal.intents("/sys/fs/cgroup/pi/cpuset.mems") == ("1", "0-1")
+
+
+@pytest.mark.parametrize("layout", ["v1", "v2"])
+async def test_a_disk_that_is_removed_is_nobodys_interference(layout: str, tmp_path: Path) -> None:
+    """As the volumes of containers, which come and go."""
+    kernel = FakeKernel(layout)
+    kernel.mkdir("/pi")
+    file = "/sys/fs/cgroup/pi/io.max"
+    if layout == "v1":
+        file = "/sys/fs/cgroup/blkio/pi/blkio.throttle.read_bps_device"
+    first, second = DISKS
+    both = {"pi": Settings(io_max=tuple(IoLimit(disk, read_bytes=1 << 20) for disk in sorted(DISKS)))}
+    one = {"pi": Settings(io_max=(IoLimit(first, read_bytes=1 << 20),))}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        for _ in range(3):
+            assert (await bench.go(both)).ok
+            kernel.detach(second)
+            assert not bench.executor.plan(one, (LRA, BATCH))
+            assert not bench.executor.conflicts()
+            assert bench.executor.in_force("pi") == one["pi"]
+            kernel.disks.add(second)
+        kernel.detach(second)
+        assert (await bench.go({})).ok
+        assert kernel.read(file) == b"\n"
+        assert not journal.originals
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+async def test_limits_of_other_disks_are_restored_after_a_disk_with_an_own_limit_was_removed(
+    daemon: bool, tmp_path: Path
+) -> None:
+    kernel = FakeKernel("v2")
+    kernel.mkdir("/pi")
+    file, (first, second) = "/sys/fs/cgroup/pi/io.max", DISKS
+    kernel.set(file, f"{second} rbps=4194304")
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        target = {"pi": Settings(io_max=(IoLimit(first, read_bytes=1 << 20),))}
+        assert (await bench.go(target)).ok
+        kernel.detach(second)
+        assert not bench.executor.plan(target, (LRA, BATCH))
+        assert not bench.executor.conflicts()
+        if daemon:
+            assert (await bench.go({})).ok
+            assert not journal.originals
+    report = restore(kernel, tmp_path, boot_id="boot")
+    assert report.complete, str(report)
+    assert not report.foreign, str(report)
+    assert kernel.read(file) == b"\n"

@@ -10,6 +10,7 @@ import errno
 from collections.abc import Iterable
 from enum import Enum, auto
 from posixpath import basename, dirname
+from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
@@ -17,6 +18,8 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list, whole_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import Identity, KernelFs, read_text, write_within
+
+_DISKS: Final = "/sys/dev/block"
 
 
 class FoundCgroup(Enum):
@@ -76,6 +79,22 @@ def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) ->
                 raise
             advice = "no such device (lsblk -d shows the numbers of disks)"
             raise Invalid(path, "write", exc.errno, line, advice=advice) from exc
+
+
+def without_gone_disks(fs: KernelFs, path: str, text: str, now: str) -> str:
+    """An earlier text of a file with one line per disk, without disks that are gone. ``now``: the present text.
+
+    The kernel drops the line of a disk that is removed, and refuses to write it.
+    """
+    if text == now or not lines.is_keyed(path) or basename(path) == lines.EGRESS:
+        return text
+    values, have = lines.table(path, text), lines.table(path, now)
+    gone = {disk for disk in values if disk not in have and _is_gone(fs, disk)}
+    return lines.text_of({disk: values[disk] for disk in values if disk not in gone}) if gone else text
+
+
+def _is_gone(fs: KernelFs, disk: str) -> bool:
+    return disk != lines.DEFAULT_KEY and not fs.exists(f"{_DISKS}/{disk}") and fs.exists(_DISKS)
 
 
 def is_original(path: str, original: bytes, raw: bytes) -> bool:
