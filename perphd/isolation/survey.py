@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from posixpath import basename, dirname
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from perphd.domain.allocation import KEEP, NO_LIMIT, Settings
+from perphd.domain.allocation import KEEP, NO_LIMIT, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import Key, NotEnforceable, Stage, Write
@@ -28,6 +28,7 @@ from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
 from perphd.isolation.backends import Backends
+from perphd.isolation.backends.cgroupfs import is_gone_disk
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.knob_states import KnobStates, value_in_force
@@ -227,6 +228,8 @@ class Survey:
             if isinstance(left, str):
                 return left
             target = wanted = left
+        if setting in ("io_max", "io_latency_us") and isinstance(target, tuple):
+            target = wanted = self._on_present_disks(key, target)
         self.planned[key] = (knob, wanted)
         lra = not spec.gives_way  # batch that is paid for also gains first and loses last
         if setting not in LIST_SETTINGS:
@@ -320,6 +323,17 @@ class Survey:
             return reason
         self._limit(key, f"without {theirs}: {reason}")
         return wanted - theirs
+
+    def _on_present_disks(self, key: Key, wanted: tuple[Any, ...]) -> tuple[Any, ...]:
+        """These limits or latency targets, without those of disks that are gone, which the kernel refuses."""
+        numbers = [each.device if isinstance(each, IoLimit) else each[0] for each in wanted]
+        gone = {number for number in numbers if is_gone_disk(self._fs, number)}
+        if not gone:
+            return wanted
+        self._limit(
+            key, f"without {', '.join(sorted(gone))}: there is no such disk now (lsblk -d shows the numbers)"
+        )
+        return tuple(each for number, each in zip(numbers, wanted, strict=True) if number not in gone)
 
     def _note_bound(self, key: Key, knob: Knob, wanted: int) -> None:
         """Report a protection that is capped by an ancestor's, which perphd may not set."""

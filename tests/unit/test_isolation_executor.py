@@ -846,3 +846,24 @@ async def test_limits_of_other_disks_are_restored_after_a_disk_with_an_own_limit
     assert report.complete, str(report)
     assert not report.foreign, str(report)
     assert kernel.read(file) == b"\n"
+
+
+async def test_a_target_for_a_disk_that_is_gone_takes_nothing_back(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2")
+    for group in ("/db", "/pi"):
+        kernel.mkdir(group)
+    first, second = DISKS
+    kernel.detach(second)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        targets = {
+            "db": Settings(io_latency_us=((first, 900), (second, 900))),
+            "pi": Settings(cpu_max_cores=0.5, io_max=(IoLimit(second, read_bytes=1 << 20),)),
+        }
+        applied = await bench.go(targets)
+        assert applied.ok, applied.failed
+        assert kernel.read("/sys/fs/cgroup/db/io.latency") == f"{first} target=900\n".encode()
+        assert kernel.read("/sys/fs/cgroup/pi/cpu.max") == b"50000 100000\n"
+        for name in targets:
+            assert f"without {second}: there is no such disk" in bench.executor.limited(name)[0].reason
+        assert not bench.executor.plan(targets, (LRA, BATCH))

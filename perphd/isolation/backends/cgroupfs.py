@@ -89,11 +89,12 @@ def without_gone_disks(fs: KernelFs, path: str, text: str, now: str) -> str:
     if text == now or not lines.is_keyed(path) or basename(path) == lines.EGRESS:
         return text
     values, have = lines.table(path, text), lines.table(path, now)
-    gone = {disk for disk in values if disk not in have and _is_gone(fs, disk)}
+    gone = {disk for disk in values if disk not in have and is_gone_disk(fs, disk)}
     return lines.text_of({disk: values[disk] for disk in values if disk not in gone}) if gone else text
 
 
-def _is_gone(fs: KernelFs, disk: str) -> bool:
+def is_gone_disk(fs: KernelFs, disk: str) -> bool:
+    """True if the host has no disk with this number (``MAJOR:MINOR``)."""
     return disk != lines.DEFAULT_KEY and not fs.exists(f"{_DISKS}/{disk}") and fs.exists(_DISKS)
 
 
