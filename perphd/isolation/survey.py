@@ -15,7 +15,7 @@ from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import Key, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, partitions_beside
+from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, partitions_in
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
     CONTROLLERS,
@@ -76,6 +76,7 @@ class Survey:
         self._claimed: set[str] = set()
         self._places: dict[str, tuple[tuple[str, str], ...]] = {}
         self._changed: set[tuple[str, str]] = set()
+        self._partitions: dict[str, dict[str, CpuSet]] = {}
         self._ceilings = Ceilings()
         self._now_s = 0.0
         self._below_s, self._below_due = -math.inf, False
@@ -111,6 +112,7 @@ class Survey:
         self.planned.clear()
         self.unrecorded, self.adopted = {}, set()
         self.limited, self.reclaims, self.stuck = [], [], []
+        self._partitions.clear()
         self._read.begin(self._claimed)
 
     def forget(self, workload: str) -> None:
@@ -315,7 +317,11 @@ class Survey:
         with suppress(ParseError):
             if wanted <= CpuSet.parse(around):
                 return wanted
-        theirs = partitions_beside(self._fs, knob.directory) & wanted
+        parent, theirs = dirname(knob.directory), CpuSet()
+        if parent not in self._partitions:
+            self._partitions[parent] = partitions_in(self._fs, parent)
+        for group, cpus in self._partitions[parent].items():
+            theirs = theirs if group == knob.directory else theirs | cpus & wanted
         if not theirs:
             return wanted
         reason = f"the CPUs {theirs} belong to a partition (cpuset.cpus.partition) beside the group"

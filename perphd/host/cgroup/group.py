@@ -326,23 +326,24 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
     return found
 
 
-def partitions_beside(fs: KernelFs, directory: str) -> CpuSet:
-    """CPUs of the valid partition roots (``cpuset.cpus.partition``) among a v2 group's siblings.
+def partitions_in(fs: KernelFs, directory: str) -> dict[str, CpuSet]:
+    """The CPUs of every valid partition root (``cpuset.cpus.partition``) among a v2 group's children, by directory.
 
     The kernel ends a partition as soon as a sibling's list contains one of its CPUs.
     """
-    found = CpuSet()
-    parent = dirname(directory)
+    found: dict[str, CpuSet] = {}
     try:
-        names = fs.subdirectories(parent)
+        names = fs.subdirectories(directory)
     except KernelError:
         return found
     for name in names:
-        sibling = f"{parent}/{name}"
-        if sibling != directory and text_or_empty(fs, f"{sibling}/cpuset.cpus.partition") in _PARTITIONS:
+        child = f"{directory}/{name}"
+        if text_or_empty(fs, f"{child}/cpuset.cpus.partition") in _PARTITIONS:
+            cpus = CpuSet()
             for file in ("cpuset.cpus", "cpuset.cpus.exclusive.effective"):
                 with suppress(ParseError):
-                    found = found | CpuSet.parse(text_or_empty(fs, f"{sibling}/{file}"))
+                    cpus = cpus | CpuSet.parse(text_or_empty(fs, f"{child}/{file}"))
+            found[child] = cpus
     return found
 
 
@@ -382,5 +383,6 @@ def with_offline(fs: KernelFs, path: str, around: str) -> str:
     except (KernelError, ParseError):
         return around
     if offline:
-        offline = offline - partitions_beside(fs, dirname(path))
+        for group, theirs in partitions_in(fs, dirname(dirname(path))).items():
+            offline = offline if group == dirname(path) else offline - theirs
     return str(cpus | offline) if cpus and offline else around
