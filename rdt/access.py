@@ -251,8 +251,10 @@ def lock_holders(fs: Fs, path: str) -> tuple[Holder, ...]:
 
 def _holder(fs: Fs, pid: int, exclusive: bool) -> Holder:
     try:
-        command = fs.read(f"/proc/{pid}/comm").decode(errors="replace").strip()
+        name = fs.read(f"/proc/{pid}/comm").decode(errors="replace").strip()
         uid = _UID.search(fs.read(f"/proc/{pid}/status").decode(errors="replace"))
     except OSError:
         return Holder(pid, exclusive, None, None)
+    # Every user may take the lock under any name, and people read the name in a terminal.
+    command = "".join(each if each.isprintable() else "?" for each in name)
     return Holder(pid, exclusive, command, int(uid[1]) if uid else None)

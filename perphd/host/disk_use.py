@@ -67,6 +67,8 @@ def group_bytes(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> dict[str
     for line in lines:
         device, *rest = line.split()
         if v2:
+            # Linux 5.15 lists disks without I/O in front of the next disk's line: "8:16 8:0 rbytes=1 wbytes=2".
+            device = next((each for each in reversed(rest) if "=" not in each), device)
             pairs = (each.partition("=") for each in rest)
             counts = [int(value) for name, _, value in pairs if name in ("rbytes", "wbytes")]
         else:

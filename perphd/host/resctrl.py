@@ -189,9 +189,13 @@ def wanted_schemata(info: rdt.Info, target: Settings, setting: str) -> rdt.Schem
     return rdt.Schemata.of(dict.fromkeys(resources(info, setting), named))
 
 
-def settings_of(info: rdt.Info, target: Settings, found: rdt.Schemata) -> dict[str, object]:
-    """``llc_masks`` and ``mba_pct`` as a group's schemata show them, for requested and for restricted domains."""
-    fresh = info.default()
+def settings_of(
+    info: rdt.Info, target: Settings, found: rdt.Schemata, fresh: rdt.Schemata
+) -> dict[str, object]:
+    """``llc_masks`` and ``mba_pct`` as a group's schemata show them, for requested and for restricted domains.
+
+    ``fresh``: the values of a domain that is not restricted.
+    """
     settings: dict[str, object] = {}
     for setting in RESCTRL_SETTINGS:
         value = getattr(target, setting)

@@ -23,11 +23,20 @@ from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Final
 
 from perphd.domain.errors import Busy, Gone, Invalid, KernelError
-from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.group import parent_list, with_offline
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.cgroup.lines import with_line
-from perphd.host.fs import HeldFile, Identity, KernelFile, KernelFs, hold, read_text, write_within
+from perphd.host.fs import (
+    HeldFile,
+    Identity,
+    KernelFile,
+    KernelFs,
+    hold,
+    read_text,
+    text_or_empty,
+    write_within,
+)
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_dropins import DropIns
@@ -39,6 +48,7 @@ from perphd.host.systemd_properties import (
     IDLE_SINCE,
     line_properties,
     properties,
+    unscaled,
     whole_properties,
 )
 
@@ -182,7 +192,9 @@ class UnitFs:
             text = self._ask_lines(place, path, text)
         else:
             self._ask(place, path, text)
-        self._await(path, text)
+        if not self._await(path, text) and (asked := unscaled(place.file, text)):
+            self._bus.set_properties(place.unit, asked)
+            self._await(path, text)
 
     def write_within(self, path: str, data: bytes, identity: Identity) -> None:
         """Write in exactly this directory (``RealFs.write_within``); a unit's stays the same when it restarts."""
@@ -247,10 +259,12 @@ class UnitFs:
             return None
 
     def _everything(self, path: str) -> str:
-        """All CPUs or memory nodes of the host, because the list of a confined slice may grow again."""
-        with suppress(KernelError):
-            return read_text(self._fs, f"{self._mount}/{basename(path)}.effective")
-        return parent_list(self._fs, path)
+        """All CPUs or memory nodes of the host, because the list of a confined slice may grow again.
+
+        Includes CPUs that are offline, because they may return.
+        """
+        everything = text_or_empty(self._fs, f"{self._mount}/{basename(path)}.effective")
+        return with_offline(self._fs, path, everything or parent_list(self._fs, path))
 
     def _await(self, path: str, text: str) -> bool:
         """True once the file shows this text or is gone; False if it does not within ``SETTLE_S``."""

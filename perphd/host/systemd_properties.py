@@ -79,8 +79,10 @@ def properties(file: str, text: str) -> tuple[Property, ...]:
         return (Property("CPUWeight", "t", IDLE_WEIGHT if text == "1" else UNSET),)
     if file == "cpu.max":
         return _quota(text)
-    if file in ("io.weight", "io.bfq.weight"):
+    if file == "io.weight":
         return (_weight("IOWeight", lines.default_weight(file, text)),)
+    if file == "io.bfq.weight":
+        return (_weight("IOWeight", _io_weight(lines.default_weight(file, text))),)
     if file == "io.max":
         return _ceilings(text)
     if file == "io.latency":
@@ -156,11 +158,27 @@ def _weight(name: str, weight: int) -> Property:
     return Property(name, "t", UNSET if weight == 100 else weight)
 
 
+def _io_weight(bfq_weight: int) -> int:
+    """The least ``IOWeight`` that systemd 250 and later translate to this weight.
+
+    Above the default, systemd spreads BFQ's 100 to 1000 over 100 to 10000.
+    """
+    return bfq_weight if bfq_weight <= 100 else 100 + 11 * (bfq_weight - 100)
+
+
+def unscaled(file: str, text: str) -> tuple[Property, ...]:
+    """The properties for this text before systemd 250, which gave BFQ IOWeight itself; empty if they are the same."""
+    if file != "io.bfq.weight" or (weight := lines.default_weight(file, text)) <= 100:
+        return ()
+    return (_weight("IOWeight", weight),)
+
+
 def _quota(text: str) -> tuple[Property, ...]:
     quota, period = text.split()
     if quota == "max":
         return (Property("CPUQuotaPerSecUSec", "t", UNSET), Property("CPUQuotaPeriodUSec", "t", UNSET))
-    per_second = round(int(quota) * 1_000_000 / int(period))
+    # systemd computes the quota from this and cuts it to whole microseconds, so round up.
+    per_second = -(-int(quota) * 1_000_000 // int(period))
     return (
         Property("CPUQuotaPerSecUSec", "t", per_second),
         Property("CPUQuotaPeriodUSec", "t", int(period)),

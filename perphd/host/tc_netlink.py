@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
-from perphd.domain.errors import Broken, Gone, KernelError, kernel_error
+from perphd.domain.errors import Broken, Full, Gone, KernelError, kernel_error
 from perphd.host.tc import MAJOR, QUANTUM_BYTES, ROOT_MINOR, HtbClass, Qdisc, Tc, TcCommand, class_rates
 
 _T = TypeVar("_T")
@@ -99,7 +99,14 @@ class NetlinkTc:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "perphd-tc")
         try:
-            return self._thread.submit(lambda: work(self._opened())).result()
+            asked = self._thread.submit(lambda: work(self._opened()))
+        except RuntimeError as exc:  # no thread could be started; do not leave the change queued
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
+            advice = "nothing was changed; the limit on threads (TasksMax) may be reached"
+            raise Full(where, doing, errno.EAGAIN, detail=str(exc), advice=advice) from exc
+        try:
+            return asked.result()
         except KernelError:
             raise
         except OSError as exc:

@@ -42,12 +42,29 @@ class Placement:
 
 @dataclass(slots=True)
 class CacheLook:
-    """State of the resctrl groups as read for one plan."""
+    """State of the resctrl groups as read for one plan.
+
+    ``shown``: schemata of any group, which lists the online domains. ``default``: the default group's schemata; None:
+    not read yet.
+    """
 
     groups: rdt.Groups
     seen: dict[str, SeenGroup]
     shown: rdt.Schemata
     threads: dict[str, frozenset[int]]
+    default: rdt.Schemata | None = None
+
+    def completed(self, wanted: rdt.Schemata) -> rdt.Schemata:
+        """These values, and those of the default group where they name none.
+
+        Threads had the default group's values before perphd moved them. Unlike full masks and bandwidth, these never
+        overlap another program's exclusive group, nor exceed what an operator left to all threads.
+        """
+        if all(wanted.get(cell.resource, cell.domain) is not None for cell, _ in self.shown.cells()):
+            return wanted
+        if self.default is None:
+            self.default = self.groups.resctrl.schemata()
+        return self.default.present_in(self.shown)[0].merged(wanted)
 
     def foreign_groups(self) -> int:
         """Number of control groups that are not perphd's."""

@@ -68,6 +68,7 @@ class Caches:
         self._targets: dict[str, Settings] = {}
         self._members: dict[str, frozenset[str]] = {}
         self._anew = False
+        self._default: rdt.Schemata | None = None
         self._leaving: dict[str, WorkloadSpec] = {}
         self._last = CachePlan()
         self._pools: tuple[object, tuple[Pool, ...]] = (None, ())
@@ -188,7 +189,7 @@ class Caches:
     ) -> CachePlan:
         look = self._read(groups, asked, specs, made)
         self._changes.look(look.seen, self._members, look.threads, self._jobs.foreign)
-        self._find_homes(look)
+        self._changes.find_homes(look.seen, look.threads)
         draft = CacheDraft(look, targets, self._jobs.locked(look.groups), [], [], [], [], set())
         there = [spec for spec in asked if spec.name in look.threads]
         left_alone = {spec.name for spec in specs if self._changes.yielded(spec.name)}
@@ -213,6 +214,7 @@ class Caches:
         for key in kept:
             inside = {name for name in left_alone if self._changes.home(name) == key}
             self._members[key] = frozenset(theirs.get(key, frozenset()) | inside)
+        self._default = look.default
         for spec in specs:
             self._note(spec.name)
         return CachePlan(
@@ -245,7 +247,9 @@ class Caches:
                 continue
             seen[key] = found
         shown = next((one.schemata for one in seen.values()), None)
-        shown = resctrl.schemata() if shown is None else shown
+        default = resctrl.schemata() if shown is None else None
+        shown = default if shown is None else shown
+        assert shown is not None
         groups = self._mounted.follow(shown) or groups
         threads: dict[str, frozenset[int]] = {}
         homes = self._changes.homes()
@@ -258,15 +262,7 @@ class Caches:
                 group_of = self._cgroups.group(spec.cgroup)
                 if group_of.exists():
                     threads[spec.name] = group_of.threads()
-        return CacheLook(groups, seen, shown, threads)
-
-    def _find_homes(self, look: CacheLook) -> None:
-        """Find the groups of workloads whose group is not known: after a restart, or when a workload has returned."""
-        for name, tids in look.threads.items():
-            if tids and not self._changes.home(name):
-                best = max(look.seen, key=lambda key: len(tids & look.seen[key].tasks), default="")
-                if best and (inside := tids & look.seen[best].tasks):
-                    self._changes.filled(name, best, inside)
+        return CacheLook(groups, seen, shown, threads, default)
 
     # -- the settings of one workload ----------------------------------------------------------------------------
 
@@ -275,7 +271,7 @@ class Caches:
         look, target = draft.look, draft.targets[spec.name]
         info = look.groups.resctrl.info
         home = look.seen.get(self._changes.home(spec.name))
-        wanted, _ = info.default().present_in(look.shown)
+        wanted = rdt.Schemata()
         blocked = 0
         settings = [setting for setting in RESCTRL_SETTINGS if getattr(target, setting) is not KEEP]
         for setting in settings:
@@ -303,7 +299,7 @@ class Caches:
                 wanted = wanted.merged(part)
         if blocked == len(settings) and home is None:
             return None
-        return Want(wanted, spec.kind is Kind.LRA)
+        return Want(look.completed(wanted), spec.kind is Kind.LRA)
 
     def _leave_alone(self, draft: CacheDraft, spec: WorkloadSpec, want: Want | None) -> None:
         """Leave the group of a workload as it is, since another program has interfered with it twice."""
@@ -322,14 +318,14 @@ class Caches:
         for key, names in self._members.items():  # members whose group is empty or that have no process now
             if key in present:
                 present[key] |= names - at_home.keys()
-        room = len(wanted)
+        room, info = len(wanted), look.groups.resctrl.info
         if room > len(present):  # new groups are needed: count the free CLOSIDs
-            closids = look.groups.resctrl.info.usable_closids
-            room = max(1, closids - 1 - len(kept) - look.foreign_groups())
+            room = max(1, info.usable_closids - 1 - len(kept) - look.foreign_groups())
         homes = {key: frozenset(names) for key, names in present.items()}
         asked = (tuple(wanted.items()), homes, room)
         if self._pools[0] != asked:
-            self._pools = (asked, assign(wanted, homes, room))
+            least_bits = max((cache.min_cbm_bits for cache in info.caches.values()), default=1)
+            self._pools = (asked, assign(wanted, homes, room, least_bits))
         return self._pools[1]
 
     # -- the writes of one group ---------------------------------------------------------------------------------
@@ -452,7 +448,8 @@ class Caches:
         settings: Mapping[str, object] = {}
         if found is not None and groups is not None:
             target = self._targets.get(name, UNTOUCHED)
-            settings = settings_of(groups.resctrl.info, target, found.schemata)
+            fresh = groups.resctrl.info.default() if self._default is None else self._default
+            settings = settings_of(groups.resctrl.info, target, found.schemata, fresh)
         for setting in RESCTRL_SETTINGS:
             self._knobs.set((name, setting), settings.get(setting, KEEP))  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from perphd.domain.errors import KernelError
+from perphd.domain.errors import Gone, KernelError, Unsupported
 from perphd.domain.plan import Stage, Write
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
@@ -112,5 +112,7 @@ class Ender:
     def _pids(self, directory: str) -> set[int]:
         found: set[int] = set()
         for each in (directory, *descendants(self._fs, directory)):
-            found |= {int(line) for line in read_text(self._fs, f"{each}/cgroup.procs").split()}
+            # A group may be removed meanwhile. The processes of a threaded group are listed in its ancestor.
+            with suppress(Gone, Unsupported):
+                found |= {int(line) for line in read_text(self._fs, f"{each}/cgroup.procs").split()}
         return found

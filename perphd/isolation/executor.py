@@ -94,7 +94,7 @@ class Executor:
         self._lock = asyncio.Lock()
         self._read = ReadBack(fs, journal)
         self._knobs = KnobStates()
-        self._watch = ConflictWatch(journal, self._knobs)
+        self._watch = ConflictWatch(fs, journal, self._knobs)
         self._refusals, self._rates = Refusals(self._knobs), RateLimiter(self._knobs, changes_per_s)
         self._reclaimer = Reclaimer(fs, in_thread)
         lock_wait_s = LOCK_WAIT_S if in_thread else 0.0

@@ -83,6 +83,14 @@ class GroupWatch:
             self._inside[name] = _Inside(inside.key, threads.get(name, frozenset()) & group.tasks)
         self._left.update(seen)
 
+    def find_homes(self, seen: Mapping[str, SeenGroup], threads: Mapping[str, frozenset[int]]) -> None:
+        """Find the groups of workloads whose group is not known: after a restart, or when a workload has returned."""
+        for name, tids in threads.items():
+            if tids and not self.home(name):
+                best = max(seen, key=lambda key: len(tids & seen[key].tasks), default="")
+                if best and (inside := tids & seen[best].tasks):
+                    self.filled(name, best, inside)
+
     def disturbed(self, resctrl: rdt.Resctrl) -> bool:
         """True if a group is gone or its values have changed. Reports no conflict; ``look`` does."""
         for left in list(self._left.values()):

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,11 +50,19 @@ class JobGroups:
     """The ``JobRunner`` for hosts without systemd.
 
     ``folder``: where launchers keep their records. ``host_memory_bytes``: bounds copper's memory; 0 if unknown.
+    ``patience_s``: how long to wait for a launcher's answer.
     """
 
-    def __init__(self, hierarchies: Hierarchies, folder: Path, boot: str, host_memory_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        hierarchies: Hierarchies,
+        folder: Path,
+        boot: str,
+        host_memory_bytes: int = 0,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._hierarchies, self._folder, self._boot = hierarchies, folder, boot
-        self._host_memory_bytes = host_memory_bytes
+        self._host_memory_bytes, self._patience_s = host_memory_bytes, patience_s
         self._launchers: list[subprocess.Popen[str]] = []
 
     def make_group(self, job: QueuedJob) -> str:
@@ -82,7 +91,7 @@ class JobGroups:
         answer = self._launched(json.dumps(asked))
         if answer not in ("started", "exists") and not self._record(job.unit, "started"):
             self._remove(cgroup)
-            raise StartFailed(f"{job.unit}: the launcher did not start: {answer or 'it ended'}")
+            raise StartFailed(f"{job.unit}: the launcher did not start: {answer or 'no answer'}")
         return cgroup
 
     def look(self, jobs: Sequence[QueuedJob]) -> Mapping[int, UnitState]:
@@ -148,7 +157,10 @@ class JobGroups:
         with contextlib.suppress(OSError), launcher.stdin as pipe:
             pipe.write(asked)
         with launcher.stdout as pipe:
-            return pipe.readline().strip()
+            # The job's user chose the paths that the launcher opens: a FIFO or a network file system may block it.
+            answer = select.poll()
+            answer.register(pipe, select.POLLIN)
+            return pipe.readline().strip() if answer.poll(1000 * self._patience_s) else ""
 
     def _state(self, job: QueuedJob) -> UnitState:
         cgroup = f"{COPPER_PARENT if job.spec.band is QosBand.COPPER else SILVER_PARENT}/{job.unit}"

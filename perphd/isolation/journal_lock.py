@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from perphd.domain.errors import PerphError
+from perphd.domain.errors import PerphError, kernel_error
 
 LOCK: Final = "lock"
 
@@ -31,6 +31,7 @@ def lock(state_dir: str) -> int:
 
     Raises:
         JournalInUse: a live process holds the lock.
+        KernelError: the file system has no locks.
     """
     try:
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
@@ -42,9 +43,13 @@ def lock(state_dir: str) -> int:
             return -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
+    except BlockingIOError as exc:
         os.close(fd)
         raise JournalInUse(state_dir, holder(state_dir)) from exc
+    except OSError as exc:
+        os.close(fd)
+        advice = "the state directory must be on a file system with locks (flock), such as a local disk"
+        raise kernel_error(exc, f"{state_dir}/{LOCK}", "lock", advice=advice) from exc
     with suppress(OSError):  # the pid only serves messages; the lock is already held
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -39,13 +39,16 @@ class _Part:
     want: Want
 
 
-def assign(wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], room: int) -> tuple[Pool, ...]:
+def assign(
+    wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], room: int, least_bits: int = 1
+) -> tuple[Pool, ...]:
     """Assign workloads to at most ``room`` groups, but at least one for LRAs and one for batch.
 
     Args:
         wanted: the schemata wanted for each workload.
         present: the members of each existing group, by its key.
         room: control groups that perphd may have.
+        least_bits: ways that a mask must have.
     """
     home = {name: key for key, names in present.items() for name in names}
     parts = _alike(wanted, home, len(wanted) - room)
@@ -56,7 +59,7 @@ def assign(wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], ro
         one, other = min(pairs, key=lambda pair: _cost(pair[0], pair[1], home))
         parts = [part for part in parts if part not in (one, other)]
         names = tuple(sorted((*one.names, *other.names)))
-        parts.append(_Part(names, Want(_both(one.want, other.want), one.want.lra)))
+        parts.append(_Part(names, Want(_both(one.want, other.want, least_bits), one.want.lra)))
     return _named(parts, present)
 
 
@@ -99,7 +102,7 @@ def _distance(one: Schemata, other: Schemata) -> int:
     return total
 
 
-def _both(one: Want, other: Want) -> Schemata:
+def _both(one: Want, other: Want, least_bits: int) -> Schemata:
     """In every cell the stricter of both values for batch, the wider for LRAs."""
     if one.schemata == other.schemata:
         return one.schemata
@@ -108,20 +111,24 @@ def _both(one: Want, other: Want) -> Schemata:
         here = one.schemata.get(cell.resource, cell.domain)
         there = other.schemata.get(cell.resource, cell.domain)
         values.setdefault(cell.resource, {})[cell.domain] = (
-            value if here is None or there is None else _merged(cell.resource, here, there, one.lra)
+            value
+            if here is None or there is None
+            else _merged(cell.resource, here, there, one.lra, least_bits)
         )
     return Schemata.of(values)
 
 
-def _merged(resource: str, here: int, there: int, lra: bool) -> int:
+def _merged(resource: str, here: int, there: int, lra: bool, least_bits: int) -> int:
     if not is_cache(resource):
         return max(here, there) if lra else min(here, there)
     if lra:
         union = here | there
         low = (union & -union).bit_length() - 1
         return (1 << union.bit_length()) - (1 << low)  # masks must be contiguous
-    # The intersection of disjoint masks is empty, which no mask may be.
-    return here & there or min(here, there, key=lambda mask: (mask.bit_count(), mask))
+    if (both := here & there).bit_count() >= max(1, least_bits):
+        return both
+    # The intersection is empty or too narrow for a mask.
+    return min(here, there, key=lambda mask: (mask.bit_count(), mask))
 
 
 def _named(parts: list[_Part], present: Mapping[str, frozenset[str]]) -> tuple[Pool, ...]:

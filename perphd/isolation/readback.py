@@ -10,6 +10,7 @@ from perphd.domain.quick import maker
 from perphd.host.cgroup.group import Cgroup, Knob, parent_list
 from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.host.systemd_fs import UNIT_DEVICE
+from perphd.isolation.backends.cgroupfs import without_gone_disks
 from perphd.isolation.descendants import DescendantList, descendant_lists
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
@@ -80,8 +81,9 @@ class ReadBack:
         """One file of a directory with this identity; ``text``: its content, if already known."""
         text = read_text(self._fs, path) if text is None else text
         original = self._journal.originals.get(path)
-        known = original is not None and original.identity == identity
-        return _make_file(path, text, original.text if original is not None and known else None)
+        if original is None or original.identity != identity:
+            return _make_file(path, text, None)
+        return _make_file(path, text, without_gone_disks(self._fs, path, original.text, text))
 
     def below(self, top: FileState) -> tuple[DescendantList, ...]:
         """The lists of the group's descendants, parents first; see ``descendant_lists``."""

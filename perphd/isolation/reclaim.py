@@ -22,7 +22,7 @@ class Reclaimer:
 
     def __init__(self, fs: KernelFs, in_thread: bool) -> None:
         self._fs = fs
-        self._thread = ThreadPoolExecutor(1, "perphd-reclaim") if in_thread else None
+        self._thread = _thread() if in_thread else None
         self._running: Future[None] | None = None
         self._done: list[tuple[Write, str]] = []
 
@@ -38,7 +38,12 @@ class Reclaimer:
         if self._thread is None:
             self._reclaim(requests, identities)
         else:
-            self._running = self._thread.submit(self._reclaim, requests, identities)
+            try:
+                self._running = self._thread.submit(self._reclaim, requests, identities)
+            except RuntimeError as exc:  # no thread could be started; do not leave the requests queued
+                self.close()
+                self._thread = _thread()
+                self._done += [(request, f"failed: {exc}") for request in requests]
 
     def outcomes(self) -> list[tuple[Write, str]]:
         """Outcomes of requests since the last call, as texts."""
@@ -61,3 +66,7 @@ class Reclaimer:
         """End the thread without waiting for a running request."""
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "perphd-reclaim")

@@ -20,7 +20,12 @@ from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
 from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.backends import Backends
-from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_original
+from perphd.isolation.backends.cgroupfs import (
+    FoundCgroup,
+    found_at,
+    is_original,
+    without_gone_disks,
+)
 from perphd.isolation.backends.resctrl import is_control_group, is_group
 from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.caches import Caches
@@ -165,7 +170,9 @@ class Release:
                 return False
         if written:
             self._watch.wrote(entry.path, entry.identity, text)
-        return is_original(entry.path, entry.raw, text.encode()) or is_untouched(self._journal, entry)
+        left = without_gone_disks(self._fs, entry.path, entry.text, text)
+        raw = entry.raw if left == entry.text else left.encode()
+        return is_original(entry.path, raw, text.encode()) or is_untouched(self._journal, entry)
 
     # -- on demand -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ Needs no daemon. Each value is verified by reading it back. A value that is neit
 wrote was set by another program and is left alone.
 
 One exception to byte identity: a cgroup v2 ``cpuset.cpus`` that was empty cannot be emptied while the cgroup has
-processes (ENOSPC). It gets all CPUs of its parent, which is equivalent, and the report says so.
+processes (ENOSPC). It gets all CPUs of its parent and those that are offline, which is equivalent, and the report says
+so.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError,
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.cgroup.lines import is_keyed
 from perphd.host.egress_fs import EgressFs, is_egress
-from perphd.host.fs import KernelFs, read_text, write_within
+from perphd.host.fs import KernelFs, read_text, text_or_empty, write_within
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import is_running_kernel, unit_files
 from perphd.isolation.backends import Backends
-from perphd.isolation.backends.cgroupfs import is_free, is_original, is_own, is_what_is_left, put
+from perphd.isolation.backends.cgroupfs import (
+    is_free,
+    is_original,
+    is_own,
+    is_what_is_left,
+    put,
+    without_gone_disks,
+)
 from perphd.isolation.backends.resctrl import ResctrlGroups, is_group
 from perphd.isolation.backends.systemd import was_set_through_systemd
 from perphd.isolation.descendants import descendant_lists, is_untouched
@@ -214,11 +223,17 @@ class _Run:
 
         On v1 the lists of parents and children constrain each other, regardless of the order of first writes.
         """
-        for entry in entries:
+        for recorded in entries:
+            entry = self._without_gone_disks(recorded)
             if basename(entry.path) not in EMPTY_ALLOWED and (found := self._due(entry)) is not None:
                 self._write(entry, found)
         for name in ("cpuset.mems", "cpuset.cpus"):
             self._give_back_lists([entry for entry in entries if basename(entry.path) == name])
+
+    def _without_gone_disks(self, entry: Original) -> Original:
+        now = text_or_empty(self._fs, entry.path) if is_keyed(entry.path) else entry.text
+        left = without_gone_disks(self._fs, entry.path, entry.text, now)
+        return entry if left == entry.text else replace(entry, raw=f"{left}\n".encode())
 
     def settled(self) -> list[FileReport]:
         """The originals to close in the journal."""
@@ -306,9 +321,9 @@ class _Run:
             return True
         if basename(entry.path) not in EMPTY_ALLOWED:
             return False
-        around = parent_list(self._fs, entry.path)
         if not entry.text:  # left by an interrupted restore that could not empty the file
-            return found == around
+            return is_free(self._fs, entry.path, "", found)
+        around = parent_list(self._fs, entry.path)
         is_v1 = not self._fs.exists(f"{entry.path}.effective")
         return is_v1 and any(is_what_is_left(text, found, around) for text in (entry.text, *intents))
 

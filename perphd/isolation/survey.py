@@ -7,15 +7,15 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from posixpath import basename, dirname
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from perphd.domain.allocation import KEEP, NO_LIMIT, Settings
+from perphd.domain.allocation import KEEP, NO_LIMIT, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import Key, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup.group import Cgroup, Cgroups, Knob
+from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, partitions_in
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
     CONTROLLERS,
@@ -28,6 +28,7 @@ from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
 from perphd.isolation.backends import Backends
+from perphd.isolation.backends.cgroupfs import is_gone_disk
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.knob_states import KnobStates, value_in_force
@@ -75,6 +76,7 @@ class Survey:
         self._claimed: set[str] = set()
         self._places: dict[str, tuple[tuple[str, str], ...]] = {}
         self._changed: set[tuple[str, str]] = set()
+        self._partitions: dict[str, dict[str, CpuSet]] = {}
         self._ceilings = Ceilings()
         self._now_s = 0.0
         self._below_s, self._below_due = -math.inf, False
@@ -110,6 +112,7 @@ class Survey:
         self.planned.clear()
         self.unrecorded, self.adopted = {}, set()
         self.limited, self.reclaims, self.stuck = [], [], []
+        self._partitions.clear()
         self._read.begin(self._claimed)
 
     def forget(self, workload: str) -> None:
@@ -222,6 +225,13 @@ class Survey:
                 if isinstance(left, str):
                     return left
                 target = wanted = left
+        if setting == "cpus" and knob.version == 2 and isinstance(target, CpuSet):
+            left = self._without_partitions(key, knob, target, around)
+            if isinstance(left, str):
+                return left
+            target = wanted = left
+        if setting in ("io_max", "io_latency_us") and isinstance(target, tuple):
+            target = wanted = self._on_present_disks(key, target)
         self.planned[key] = (knob, wanted)
         lra = not spec.gives_way  # batch that is paid for also gains first and loses last
         if setting not in LIST_SETTINGS:
@@ -298,6 +308,38 @@ class Survey:
             return reason
         self._limit(key, f"without {theirs}: {reason}")
         return wanted - theirs
+
+    def _without_partitions(self, key: Key, knob: Knob, wanted: CpuSet, around: str) -> CpuSet | str:
+        """These CPUs except those of partition roots beside the group; or why none is left.
+
+        The parent's list lacks the CPUs of partitions, so siblings are read only if a wanted CPU is not in it.
+        """
+        with suppress(ParseError):
+            if wanted <= CpuSet.parse(around):
+                return wanted
+        parent, theirs = dirname(knob.directory), CpuSet()
+        if parent not in self._partitions:
+            self._partitions[parent] = partitions_in(self._fs, parent)
+        for group, cpus in self._partitions[parent].items():
+            theirs = theirs if group == knob.directory else theirs | cpus & wanted
+        if not theirs:
+            return wanted
+        reason = f"the CPUs {theirs} belong to a partition (cpuset.cpus.partition) beside the group"
+        if not wanted - theirs:
+            return reason
+        self._limit(key, f"without {theirs}: {reason}")
+        return wanted - theirs
+
+    def _on_present_disks(self, key: Key, wanted: tuple[Any, ...]) -> tuple[Any, ...]:
+        """These limits or latency targets, without those of disks that are gone, which the kernel refuses."""
+        numbers = [each.device if isinstance(each, IoLimit) else each[0] for each in wanted]
+        gone = {number for number in numbers if is_gone_disk(self._fs, number)}
+        if not gone:
+            return wanted
+        self._limit(
+            key, f"without {', '.join(sorted(gone))}: there is no such disk now (lsblk -d shows the numbers)"
+        )
+        return tuple(each for number, each in zip(numbers, wanted, strict=True) if number not in gone)
 
     def _note_bound(self, key: Key, knob: Knob, wanted: int) -> None:
         """Report a protection that is capped by an ancestor's, which perphd may not set."""

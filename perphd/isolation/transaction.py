@@ -16,9 +16,10 @@ from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Key, Write
 from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
-from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.group import whole_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, as_text, hold, read_text
+from perphd.host.systemd_fs import UNIT_DEVICE
 from perphd.isolation.backends.cgroupfs import FoundCgroup, found_at, is_free, is_own, put
 from perphd.isolation.descendants import DescendantList
 from perphd.isolation.engine import Keep, NotRolledBack, Result, make_all
@@ -103,7 +104,13 @@ class Transaction:
         return False
 
     def is_gone(self, write: Write) -> bool:
-        """True if the cgroup is gone or was replaced; else only this file is missing."""
+        """True if the cgroup is gone or was replaced, or the unit has stopped; else only this file is missing."""
+        directory = dirname(write.path)
+        is_unit = self._identities.get(directory, (0, 0))[0] == UNIT_DEVICE
+        return self._is_another(write) or (is_unit and not self._fs.exists(directory))
+
+    def _is_another(self, write: Write) -> bool:
+        """True if the cgroup is gone or was replaced. A unit stays the same while it is stopped."""
         known = self._identities.get(dirname(write.path))
         return found_at(self._fs, write.path, known) in (FoundCgroup.GONE, FoundCgroup.REPLACED)
 
@@ -113,7 +120,7 @@ class Transaction:
         """Store originals of files written for the first time, and all intents, on disk."""
         originals: dict[str, Original] = {}
         intents: list[tuple[str, str]] = []
-        # Nothing is written meanwhile, so each directory and parent is read once.
+        # Nothing is written meanwhile, so each directory and parent's list is read once.
         around: dict[str, str] = {}
         checked: dict[str, Identity] = {}
         for key in dict.fromkeys(write.key for write in writes):
@@ -144,10 +151,10 @@ class Transaction:
                 intents.append((path, now))  # the journal keeps a limited number of intents
             intents.append((path, write.value))
             if name in EMPTY_ALLOWED and "" in (write.value, write.before):
-                parent = dirname(directory)
-                if parent not in around:
-                    around[parent] = parent_list(self._fs, path)
-                intents.append((path, around[parent]))  # put may fall back to this value
+                above = f"{dirname(directory)}/{name}"
+                if above not in around:
+                    around[above] = whole_list(self._fs, path)
+                intents.append((path, around[above]))  # put may fall back to this value
         # Originals read from a workload that vanished midway are harmless; restore closes them as gone.
         self._journal.record(originals.values(), intents)
 
@@ -257,7 +264,7 @@ class Transaction:
         Files that fail stay in the journal. Needs no intents: the previous text is the original, a value that perphd
         wrote, or another program's.
         """
-        if self.is_gone(write):
+        if self._is_another(write):
             return False  # the replaced cgroup was never changed
         is_list = write.knob in LIST_SETTINGS
         if is_list and self._stuck not in ("", write.workload):

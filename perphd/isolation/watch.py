@@ -11,8 +11,8 @@ from perphd.domain.backoff import BackoffRule
 from perphd.domain.errors import KernelError
 from perphd.domain.plan import ChangeSet, Key, NotEnforceable
 from perphd.host.cgroup.knobs import same
-from perphd.host.fs import Identity
-from perphd.isolation.backends.cgroupfs import is_own, is_what_is_left
+from perphd.host.fs import Identity, KernelFs
+from perphd.isolation.backends.cgroupfs import is_own, is_what_is_left, without_gone_disks
 from perphd.isolation.gates import PlanContext
 from perphd.isolation.journal import Journal
 from perphd.isolation.knob_states import KnobStates
@@ -37,8 +37,8 @@ class _Unrecorded:
 class ConflictWatch:
     """Tracks conflicts with other writers, and failures of the journal, from readings passed to it."""
 
-    def __init__(self, journal: Journal, knobs: KnobStates) -> None:
-        self._journal, self._knobs = journal, knobs
+    def __init__(self, fs: KernelFs, journal: Journal, knobs: KnobStates) -> None:
+        self._fs, self._journal, self._knobs = fs, journal, knobs
         self._seen: dict[str, tuple[Identity, str]] = {}
         self._foreign: dict[str, str] = {}
         self._unrecorded: _Unrecorded | None = None
@@ -85,7 +85,8 @@ class ConflictWatch:
         """The text that the file should read; None if it reads as perphd left it."""
         seen = self._seen.get(file.path)
         if seen is not None and seen[0] == identity:
-            return None if same(file.path, seen[1], file.now) else seen[1]
+            left = without_gone_disks(self._fs, file.path, seen[1], file.now)
+            return None if same(file.path, left, file.now) else left
         # Changed by an earlier process: its intents and the original are perphd's own values.
         values = self._journal.intents(file.path)
         original = file.original or ""

@@ -17,6 +17,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Full, Invalid
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
+from perphd.host.cgroup.group import with_offline
 from perphd.isolation import Executor, Journal, restore
 from tests.kernel.isolation_groups import FS, churn, contents, kill, sleeper, v2_tree
 
@@ -131,12 +132,13 @@ def test_with_processes_an_empty_cpu_set_becomes_all_cpus_of_the_parent(
         assert not report.failed, str(report)
         assert not report.foreign, str(report)
         (file,) = [file for file in report.restored if file.path == str(path)]
-        assert (file.original, file.now) == ("", str(cpus))
+        whole = with_offline(FS, str(path), str(cpus))
+        assert (file.original, file.now) == ("", whole)
         assert "equivalent" in file.note
         assert "equivalent" in str(report)
         assert os.sched_getaffinity(pid) == set(cpus)
         after = contents(TOP)
-        assert after.pop(str(path)) == f"{cpus}\n".encode()
+        assert after.pop(str(path)) == f"{whole}\n".encode()
         before.pop(str(path))
         assert {name: text for name, text in after.items() if not name.endswith(("procs", "threads"))} == {
             name: text for name, text in before.items() if not name.endswith(("procs", "threads"))

@@ -99,6 +99,7 @@ class FakeKernel:
     """(number of the write from 0, path, text) -> errno to fail with, or None."""
     possible: str = ""
     """CPUs that are there or switched off; empty: ``cpus``."""
+    disks: set[str] = field(default_factory=lambda: set(DISKS))
     deaf: set[str] = field(default_factory=set)
     """Files that accept writes and keep their value."""
     attempts: int = 0
@@ -185,6 +186,14 @@ class FakeKernel:
                 left = CpuSet.parse(directory.files["cpuset.cpus"]) & CpuSet.parse(cpus)
                 directory.files["cpuset.cpus"] = cpus if is_root else str(left)
 
+    def detach(self, disk: str) -> None:
+        """A disk is removed, and with it its lines."""
+        self.disks.remove(disk)
+        for directory in self.directories.values():
+            for name in {"io.max", "io.latency", *THROTTLE} & directory.files.keys():
+                lines = directory.files[name].splitlines()
+                directory.files[name] = "\n".join(line for line in lines if line.split()[0] != disk)
+
     def texts(self) -> dict[str, str]:
         """Every settable file's content, for comparing before and after."""
         return {
@@ -200,6 +209,8 @@ class FakeKernel:
         raise NotImplementedError
 
     def exists(self, path: str) -> bool:
+        if path.startswith("/sys/dev/block"):
+            return path.removeprefix("/sys/dev/block/") in self.disks or path == "/sys/dev/block"
         return path in self.directories or basename(path) in self._files(dirname(path))
 
     def listdir(self, path: str) -> list[str]:
@@ -225,6 +236,8 @@ class FakeKernel:
             return ("\n".join(lines) + "\n").encode()
         if path == "/proc/sys/net/core/default_qdisc":
             return b"fq_codel\n"
+        if path in ("/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/online"):
+            return f"{(path.endswith('possible') and self.possible) or self.cpus}\n".encode()
         if path == "/sys/block/sda/queue/scheduler":
             return f"{self.scheduler}\n".encode()
         above, _, name = path.rpartition("/")
@@ -398,7 +411,7 @@ class FakeKernel:
         assert "\n" not in text, f"one line a write: {text!r}"
         key, *values = text.split()
         weight = file.endswith("weight")
-        if not values or (key not in DISKS and not (weight and key == "default")):
+        if not values or (key not in self.disks and not (weight and key == "default")):
             return errno.ENODEV if values else errno.EINVAL
         lines = dict(line.split(" ", 1) for line in files[file].splitlines())
         if file == "io.max":

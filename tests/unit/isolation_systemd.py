@@ -61,6 +61,8 @@ class FakeSystemd:
     journal: list[str] = field(default_factory=list)
     fault: KernelError | None = None
     known: set[str] = field(default_factory=set)
+    scales_bfq: bool = True
+    """Whether BFQ gets 1/11 of what ``IOWeight`` is above the default (since 250), instead of ``IOWeight`` itself."""
     given_up: Notes = field(default_factory=lambda: Notes())
 
     def __post_init__(self) -> None:
@@ -154,7 +156,11 @@ class FakeSystemd:
             if value != IDLE_WEIGHT:
                 self._set(unit, "cpu.weight", "100" if value == UNSET else str(value))
         elif item.name == "IOWeight":
-            self._set(unit, "io.bfq.weight", f"default {100 if value == UNSET else value}")
+            assert isinstance(value, int)
+            weight = 100 if value == UNSET else value
+            if self.scales_bfq and weight > 100:
+                weight = 100 + (weight - 100) * 900 // 9900
+            self._set(unit, "io.bfq.weight", f"default {weight}")
         elif item.name == "CPUQuotaPerSecUSec":
             period = kept["CPUQuotaPeriodUSec"].value
             assert isinstance(value, int)

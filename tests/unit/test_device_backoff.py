@@ -27,6 +27,7 @@ DISKSTATS = """\
 """
 V1 = "8:0 Read 100\n8:0 Write 20\n8:0 Sync 120\n8:0 Total 120\nTotal 120\n"
 V2 = "8:0 rbytes=100 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n7:0 \n"
+V2_ON_5_15 = "7:7 7:6 8:16 8:0 rbytes=100 wbytes=20 rios=1 wios=2 dbytes=0 dios=0\n7:0 "
 DISK = "8:0"
 SPECS = (
     WorkloadSpec("db", Kind.LRA, "/db"),
@@ -46,7 +47,11 @@ def test_whole_disks_count_once_and_no_partition_file_or_memory_does(tmp_path: P
 
 @pytest.mark.parametrize(
     ("version", "file", "text"),
-    [(1, "blkio.throttle.io_service_bytes_recursive", V1), (2, "io.stat", V2)],
+    [
+        (1, "blkio.throttle.io_service_bytes_recursive", V1),
+        (2, "io.stat", V2),
+        (2, "io.stat", V2_ON_5_15),
+    ],
 )
 def test_a_group_s_bytes_by_disk(tmp_path: Path, version: int, file: str, text: str) -> None:
     (tmp_path / "g").mkdir()

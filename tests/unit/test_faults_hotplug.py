@@ -14,6 +14,7 @@ from perphd.host.fs import RealFs
 from perphd.host.topology import Processors, read_topology
 from perphd.isolation import Executor, Journal, restore
 from tests.unit.isolation_kernel import FakeKernel
+from tests.unit.isolation_systemd import FakeSystemd
 
 SPECS = (WorkloadSpec("db", Kind.LRA, "/db"), WorkloadSpec("pi", Kind.BATCH, "/pi"))
 APART = {"db": Settings(cpus=CpuSet.of([0, 1])), "pi": Settings(cpus=CpuSet.of([2, 3]))}
@@ -88,6 +89,44 @@ def test_given_back_as_far_as_there_are_cpus_and_the_rest_when_they_are_back(
     assert report.complete, report
     assert not report.foreign, report
     assert kernel.texts() == before
+
+
+@pytest.mark.parametrize("daemon", [True, False], ids=["by the daemon", "by perphd restore"])
+def test_a_v2_group_restored_while_a_cpu_is_off_has_it_when_it_is_back(daemon: bool, tmp_path: Path) -> None:
+    kernel = kernel_of("v2")
+    with Journal(tmp_path, boot_id=BOOT) as journal:
+        executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False)
+        assert go(executor, APART)
+        kernel.set_online("0-2")
+        if daemon:
+            assert go(executor, {})
+            assert not executor.plan({}, SPECS, 0.0)
+            assert not executor.conflicts()
+    report = restore(kernel, tmp_path, boot_id=BOOT)
+    assert report.complete, report
+    assert not report.foreign, report
+    assert {cpus(kernel, group) for group in ("/db", "/pi")} == {"0-3"}
+    kernel.set_online("0-3")
+    for group in ("/db", "/pi", "/pi/kid"):
+        assert kernel.read(f"/sys/fs/cgroup{group}/cpuset.cpus.effective") == b"0-3\n"
+
+
+def test_a_unit_restored_while_a_cpu_is_off_has_it_when_it_is_back(tmp_path: Path) -> None:
+    systemd = FakeSystemd()
+    systemd.start("job.service")
+    fs, specs = systemd.fs(), (WorkloadSpec("job", Kind.BATCH, "/system.slice/job.service"),)
+    effective = "/sys/fs/cgroup/system.slice/job.service/cpuset.cpus.effective"
+    with Journal(tmp_path, boot_id=BOOT) as journal:
+        executor = Executor(fs, systemd.kernel.hierarchies, journal, in_thread=False)
+        changes = executor.plan({"job": Settings(cpus=CpuSet.of([0]))}, specs, 0.0)
+        assert asyncio.run(executor.apply(changes)).ok
+    assert systemd.kernel.read(effective) == b"0\n"
+    systemd.kernel.set_online("0-2")
+    assert restore(fs, tmp_path, boot_id=BOOT).complete
+    assert systemd.kernel.read(effective) == b"0-2\n"
+    systemd.kernel.set_online("0-3")
+    assert systemd.kernel.read(effective) == b"0-3\n"
+    assert fs.read(effective.removesuffix(".effective")) == b"\n", "still known as released"
 
 
 def test_the_topology_is_read_anew_when_other_cpus_are_online_and_only_then(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from perphd.domain.allocation import IDLE, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Broken, Busy, Denied, Full, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup import lines
-from perphd.host.fs import hold
+from perphd.host.cgroup import Layout, discover, lines
+from perphd.host.fs import RealFs, hold
 from perphd.host.systemd_bus import OBJECT, BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
 from perphd.host.systemd_dropins import GIVEN_BACK, DropIns
@@ -118,6 +118,51 @@ def test_a_bitmap_has_bit_n_of_byte_n_over_8(cpus: CpuSet) -> None:
 def test_texts_of_files_as_properties(file: str, text: str, expected: list[tuple[str, object]]) -> None:
     assert [(item.name, item.value) for item in properties(file, text)] == expected
     assert drop_ins(file)
+
+
+@pytest.mark.parametrize("weight", [1, 99, 100, 101, 136, 545, 999, 1000])
+def test_a_bfq_weight_is_what_systemd_makes_of_the_io_weight(systemd: FakeSystemd, weight: int) -> None:
+    (item,) = properties("io.bfq.weight", f"default {weight}")
+    systemd.set_properties(UNIT, [Property("IOWeight", "t", 777)])
+    systemd.set_properties(UNIT, [item])
+    assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {weight}\n".encode()
+
+
+@pytest.mark.parametrize(("scales", "found"), [(True, 136), (False, 500)])
+async def test_an_administrators_io_weight_comes_back_for_bfq(
+    systemd: FakeSystemd, tmp_path: Path, scales: bool, found: int
+) -> None:
+    systemd.scales_bfq = scales
+    systemd.set_properties(UNIT, [Property("IOWeight", "t", 500)])
+    assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {found}\n".encode()
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan({"job": Settings(io_weight=20)}, SPECS, 0.0))).ok
+        assert systemd.kernel.read(f"{AT}/io.bfq.weight") == b"default 20\n"
+    report = restore(systemd.fs(), tmp_path, boot_id="boot")
+    assert report.complete, str(report)
+    assert systemd.kernel.read(f"{AT}/io.bfq.weight") == f"default {found}\n".encode()
+
+
+@given(st.integers(1000, 10_000_000), st.integers(1000, 1_000_000))
+def test_systemd_makes_the_wanted_quota_of_any_period(quota: int, period: int) -> None:
+    per_second, _ = properties("cpu.max", f"{quota} {period}")
+    assert isinstance(per_second.value, int)
+    assert per_second.value * period // 1_000_000 == quota
+    assert max(period, 1_000 * 1_000_000 // per_second.value) == period, "systemd keeps the period"
+
+
+async def test_a_units_own_quota_period_is_kept(systemd: FakeSystemd, tmp_path: Path) -> None:
+    given = [Property("CPUQuotaPeriodUSec", "t", 30_000), Property("CPUQuotaPerSecUSec", "t", 800_000)]
+    systemd.set_properties(UNIT, given)
+    assert systemd.kernel.read(f"{AT}/cpu.max") == b"24000 30000\n"
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        applied = await agent.apply(agent.plan({"job": Settings(cpu_max_cores=1 / 3)}, SPECS, 0.0))
+        assert applied.ok, applied.failed
+        assert systemd.kernel.read(f"{AT}/cpu.max") == b"10000 30000\n"
+        assert (await agent.apply(agent.plan({}, SPECS, 60.0))).ok
+    assert systemd.kernel.read(f"{AT}/cpu.max") == b"24000 30000\n"
 
 
 async def test_settings_come_into_force_through_systemd_and_are_given_back(
@@ -222,6 +267,37 @@ async def test_a_stopped_unit_is_given_back_what_it_will_start_with(
         systemd.start(UNIT)
         assert systemd.kernel.read(f"{AT}/memory.high") == b"max\n"
         assert not systemd.kernel.exists(f"{AT}/cpuset.cpus")
+        assert not journal.originals
+
+
+@pytest.mark.parametrize("forgotten", [True, False], ids=["a scope", "a service"])
+async def test_a_unit_that_stops_meanwhile_takes_nothing_back_from_others(
+    systemd: FakeSystemd, tmp_path: Path, forgotten: bool
+) -> None:
+    names = [f"box{number}.scope" for number in range(3)]
+    for name in names:
+        systemd.start(name)
+    specs = [WorkloadSpec(name, Kind.BATCH, f"/system.slice/{name}") for name in names]
+    real, stopped = systemd.set_properties, names[2]
+
+    def stop(unit: str, properties: Sequence[Property]) -> None:
+        real(unit, properties)
+        if unit == names[1] and systemd.kernel.exists(f"/sys/fs/cgroup/system.slice/{stopped}"):
+            systemd.stop(stopped)
+            if forgotten:
+                systemd.known.remove(stopped)
+
+    systemd.set_properties = stop  # type: ignore[method-assign]
+    target = dict.fromkeys(names, Settings(memory_high_bytes=1 << 30))
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        applied = await agent.apply(agent.plan(target, specs, 0.0))
+        assert applied.ok, applied.failed
+        assert applied.skipped == (stopped,)
+        for name in names[:2]:
+            assert systemd.kernel.read(f"/sys/fs/cgroup/system.slice/{name}/memory.high") == b"1073741824\n"
+        report = await agent.restore()
+        assert report.complete, str(report)
         assert not journal.originals
 
 
@@ -695,6 +771,31 @@ def test_hosts_without_systemd_or_with_v1_are_written_directly(systemd: FakeSyst
     for kernel in (FakeKernel("v2"), FakeKernel("hybrid")):
         assert unit_files(kernel, kernel.hierarchies, systemd) is kernel
     assert isinstance(unit_files(systemd.kernel, systemd.kernel.hierarchies, systemd), UnitFs)
+
+
+@pytest.mark.parametrize(
+    ("mount", "controllers", "asks"),
+    [
+        ("/sys/fs/cgroup", "net_cls", True),
+        ("/sys/fs/cgroup", "memory", False),
+        ("/sys/fs/cgroup/unified", "net_cls", False),
+    ],
+)
+def test_a_controller_of_v1_that_sets_nothing_leaves_units_to_systemd(
+    mount: str, controllers: str, asks: bool, tmp_path: Path, systemd: FakeSystemd
+) -> None:
+    """As where a VPN has mounted net_cls on a host whose systemd is in its unified mode."""
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text(
+        f"cgroup2 {mount} cgroup2 rw,nosuid 0 0\nnet_cls /sys/fs/cgroup/net_cls cgroup rw,{controllers} 0 0\n"
+    )
+    (tmp_path / mount[1:]).mkdir(parents=True)
+    (tmp_path / mount[1:] / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    fs = RealFs(tmp_path)
+    hierarchies = discover(fs)
+    assert (hierarchies.layout is Layout.V2) is asks
+    assert isinstance(unit_files(fs, hierarchies, systemd), UnitFs) is asks
 
 
 def test_a_unit_is_refused_where_systemd_cannot_be_asked(systemd: FakeSystemd) -> None:

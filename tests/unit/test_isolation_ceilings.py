@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.domain.allocation import KEEP, NO_LIMIT, Limit, Settings
+from perphd.domain.plan import Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Executor, Journal, restore
 from perphd.isolation.ceilings import HOLD, LEAST_STEP_BYTES, STEP_EVERY_S, Ceilings, MemoryUse
+from perphd.isolation.reclaim import Reclaimer
 from tests.unit.isolation_kernel import FakeKernel
 
 MB = 1 << 20
@@ -223,3 +225,24 @@ async def test_a_protection_within_a_group_without_one_is_told(
     kernel.set("/sys/fs/cgroup/pi/memory.low", "max")
     assert not executor.plan(target, inner)
     assert executor.limited("db") == ()
+
+
+def test_a_reclaim_without_a_thread_fails_alone_and_is_not_left_queued(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = "/sys/fs/cgroup/pi/memory.reclaim"
+    kernel.directories["/sys/fs/cgroup/pi"].files["memory.reclaim"] = ""
+    reclaimer = Reclaimer(kernel, in_thread=True)
+    request = Write("pi", "memory_high_bytes", path, "4096", "", Stage.SHRINK)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        reclaimer.submit([request], {})
+    assert reclaimer.outcomes() == [(request, "failed: can't start new thread")]
+    assert not reclaimer.is_busy
+    reclaimer.submit([request], {})
+    assert reclaimer._thread is not None
+    reclaimer._thread.shutdown()
+    assert reclaimer.outcomes() == [(request, "reclaimed")]

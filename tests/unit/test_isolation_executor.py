@@ -18,7 +18,7 @@ from perphd.domain.errors import Busy, Denied, Full, Invalid
 from perphd.domain.plan import Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.kubelet import CpuManager, Kubelet
-from perphd.isolation import Applied, Executor, Journal
+from perphd.isolation import Applied, Executor, Journal, restore
 from perphd.isolation.restore import restore_journal
 from tests.unit.isolation_kernel import DISKS, FakeKernel
 
@@ -739,3 +739,131 @@ async def test_what_somebody_else_writes_during_a_transaction_is_not_taken_for_p
     bench.executor.plan(targets, (LRA, BATCH))
     (conflict,) = bench.executor.conflicts()
     assert (conflict.path, conflict.found) == (first.path, foreign)
+
+
+class _Partitioned(FakeKernel):
+    """v2 with partitions among the groups at the top: an overlapping sibling ends one, as captured from 6.1."""
+
+    FILE = "cpuset.cpus.partition"
+
+    def partition(self, group: str, cpus: str) -> None:
+        self.mkdir(group, cpus)
+        self.directories[f"/sys/fs/cgroup{group}"].files[self.FILE] = "root"
+
+    def _effective(self, directory: str, file: str) -> CpuSet:
+        found = super()._effective(directory, file)
+        if directory == "/sys/fs/cgroup" and file == "cpuset.cpus":
+            for each in self.directories.values():
+                if each.files.get(self.FILE) == "root":
+                    found = found - CpuSet.parse(each.files["cpuset.cpus"])
+        return found
+
+    def _cpus(self, directory: str, files: dict[str, str], file: str, text: str) -> int:
+        number = super()._cpus(directory, files, file, text)
+        others = [each.files for each in self.directories.values() if each.files is not files]
+        for other in others if file == "cpuset.cpus" else ():
+            if other.get(self.FILE) == "root" and CpuSet.parse(other[file]) & CpuSet.parse(text):
+                other[self.FILE] = "root invalid (Cpu list in cpuset.cpus not exclusive)"
+        return number
+
+
+async def test_a_partition_of_somebody_else_keeps_its_cpus(tmp_path: Path) -> None:
+    kernel = _Partitioned("v2", cpus="0-7")
+    for group in ("/db", "/pi"):
+        kernel.mkdir(group)
+    kernel.partition("/dpdk", "6-7")
+    state = kernel.directories["/sys/fs/cgroup/dpdk"].files
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        apart = {"db": Settings(cpus=CpuSet.parse("0-3")), "pi": Settings(cpus=CpuSet.parse("4-7"))}
+        assert (await bench.go(apart)).ok
+        assert state["cpuset.cpus.partition"] == "root"
+        assert kernel.read("/sys/fs/cgroup/pi/cpuset.cpus") == b"4-5\n"
+        (limited,) = bench.executor.limited("pi")
+        assert "the CPUs 6-7 belong to a partition" in limited.reason
+        await bench.go({"pi": Settings(cpus=CpuSet.parse("7"))})
+        (left,) = bench.executor.not_enforceable("pi")
+        assert "the CPUs 7 belong to a partition" in left.reason
+        assert (await bench.executor.restore()).complete
+        assert state["cpuset.cpus.partition"] == "root"
+
+
+async def test_the_fallback_of_each_list_is_recorded_as_its_own(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2", cpus="0-7", nodes="0-1")
+    kernel.mkdir("/pi")
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        assert (await bench.go({"pi": Settings(cpus=CpuSet.of([3]), mems=CpuSet.of([1]))})).ok
+        assert journal.intents("/sys/fs/cgroup/pi/cpuset.cpus") == ("3", "0-7")
+        assert journal.intents("/sys/fs/cgroup/pi/cpuset.mems") == ("1", "0-1")
+
+
+@pytest.mark.parametrize("layout", ["v1", "v2"])
+async def test_a_disk_that_is_removed_is_nobodys_interference(layout: str, tmp_path: Path) -> None:
+    """As the volumes of containers, which come and go."""
+    kernel = FakeKernel(layout)
+    kernel.mkdir("/pi")
+    file = "/sys/fs/cgroup/pi/io.max"
+    if layout == "v1":
+        file = "/sys/fs/cgroup/blkio/pi/blkio.throttle.read_bps_device"
+    first, second = DISKS
+    both = {"pi": Settings(io_max=tuple(IoLimit(disk, read_bytes=1 << 20) for disk in sorted(DISKS)))}
+    one = {"pi": Settings(io_max=(IoLimit(first, read_bytes=1 << 20),))}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        for _ in range(3):
+            assert (await bench.go(both)).ok
+            kernel.detach(second)
+            assert not bench.executor.plan(one, (LRA, BATCH))
+            assert not bench.executor.conflicts()
+            assert bench.executor.in_force("pi") == one["pi"]
+            kernel.disks.add(second)
+        kernel.detach(second)
+        assert (await bench.go({})).ok
+        assert kernel.read(file) == b"\n"
+        assert not journal.originals
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+async def test_limits_of_other_disks_are_restored_after_a_disk_with_an_own_limit_was_removed(
+    daemon: bool, tmp_path: Path
+) -> None:
+    kernel = FakeKernel("v2")
+    kernel.mkdir("/pi")
+    file, (first, second) = "/sys/fs/cgroup/pi/io.max", DISKS
+    kernel.set(file, f"{second} rbps=4194304")
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        target = {"pi": Settings(io_max=(IoLimit(first, read_bytes=1 << 20),))}
+        assert (await bench.go(target)).ok
+        kernel.detach(second)
+        assert not bench.executor.plan(target, (LRA, BATCH))
+        assert not bench.executor.conflicts()
+        if daemon:
+            assert (await bench.go({})).ok
+            assert not journal.originals
+    report = restore(kernel, tmp_path, boot_id="boot")
+    assert report.complete, str(report)
+    assert not report.foreign, str(report)
+    assert kernel.read(file) == b"\n"
+
+
+async def test_a_target_for_a_disk_that_is_gone_takes_nothing_back(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2")
+    for group in ("/db", "/pi"):
+        kernel.mkdir(group)
+    first, second = DISKS
+    kernel.detach(second)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal)
+        targets = {
+            "db": Settings(io_latency_us=((first, 900), (second, 900))),
+            "pi": Settings(cpu_max_cores=0.5, io_max=(IoLimit(second, read_bytes=1 << 20),)),
+        }
+        applied = await bench.go(targets)
+        assert applied.ok, applied.failed
+        assert kernel.read("/sys/fs/cgroup/db/io.latency") == f"{first} target=900\n".encode()
+        assert kernel.read("/sys/fs/cgroup/pi/cpu.max") == b"50000 100000\n"
+        for name in targets:
+            assert f"without {second}: there is no such disk" in bench.executor.limited(name)[0].reason
+        assert not bench.executor.plan(targets, (LRA, BATCH))

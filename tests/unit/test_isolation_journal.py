@@ -334,3 +334,18 @@ def test_names_that_are_no_utf8_lead_to_the_same_file(tmp_path: Path) -> None:
         assert journal.intents(found) == journal.intents(path)
         journal.close_out([found])
         assert not journal.originals
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "lock").write_text("4711\n")
+    monkeypatch.setattr("perphd.isolation.journal_lock.fcntl.flock", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(KernelError, match="ENOLCK") as caught:
+        opened(tmp_path)
+    assert "4711" not in str(caught.value)
+    assert os.listdir("/proc/self/fd") == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ParseError
 from perphd.domain.units import MAX_BYTES, page_floor_bytes
 from perphd.host.cgroup import knobs
-from perphd.host.cgroup.group import Cgroups, RawWrite
+from perphd.host.cgroup.group import Cgroups, RawWrite, descendants
 from tests.unit.isolation_kernel import FakeKernel
 
 
@@ -194,3 +196,23 @@ def test_a_controller_in_no_hierarchy_is_a_reason() -> None:
     kernel.mkdir("/a")
     knob = Cgroups(kernel, kernel.hierarchies).group("/a").knob("memory_high_bytes")
     assert knob == "the memory controller is in no mounted cgroup hierarchy"
+
+
+def test_groups_nested_deeper_than_python_recurses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    depth = 2 * sys.getrecursionlimit()
+    kernel = FakeKernel("v2")
+    deep = f"{'/a' * depth}"
+    monkeypatch.setattr(kernel, "exists", lambda path: True)
+    monkeypatch.setattr(
+        kernel, "subdirectories", lambda path: ["a"] if len(path) < len(deep) else [], raising=False
+    )
+    found = descendants(kernel, "/a")
+    assert (len(found), found[0], found[-1]) == (depth - 1, "/a/a", deep)
+
+
+def test_parents_precede_their_children_and_siblings_keep_their_order() -> None:
+    kernel = FakeKernel("v2")
+    for group in ("/b", "/b/y", "/b/x", "/b/x/2", "/b/x/1"):
+        kernel.mkdir(group)
+    top = "/sys/fs/cgroup/b"
+    assert descendants(kernel, top) == [f"{top}/x", f"{top}/x/1", f"{top}/x/2", f"{top}/y"]

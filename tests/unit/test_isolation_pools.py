@@ -80,3 +80,11 @@ def test_a_group_stays_with_those_who_are_in_it_and_no_two_have_one_name() -> No
     present = {"b": frozenset({"a", "b"})}
     assert homes(assign({"a": narrow, "b": wide}, present, 2)) == {"b": {"b"}, "a": {"a"}}
     assert homes(assign({"a": narrow, "c": wide}, {"c": frozenset({"a"})}, 2)) == {"c": {"a"}, "c~2": {"c"}}
+
+
+def test_batch_that_must_share_gets_a_mask_that_the_machine_accepts() -> None:
+    wanted = {name: Want(schemata(mask, 50), False) for name, mask in (("a", 0b0011), ("b", 0b0110))}
+    (narrow,) = assign(wanted, {}, 1)
+    assert narrow.schemata.get("L3", 0) == 0b0010
+    (shared,) = assign(wanted, {}, 1, least_bits=2)
+    assert shared.schemata.get("L3", 0) == 0b0011

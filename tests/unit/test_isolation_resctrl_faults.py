@@ -23,6 +23,7 @@ from perphd.isolation.cache_plan import Placement
 from perphd.sim import rdt as sim_rdt
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.proc import foreign_lock
+from perphd.sim.kernel.resctrl import RdtMachine
 from perphd.sim.machine import Machine
 from perphd.sim.workload import Batch, Lra, Workload
 from tests.unit.test_isolation_resctrl import BATCH, NARROW, ROOT, SPECS, Bench
@@ -170,6 +171,24 @@ async def test_what_the_kernel_refuses_of_one_setting_leaves_the_other_in_force(
     )
     assert bench.executor.blocked("pi") == ("llc_masks",)
     assert "Overlaps with exclusive group" in bench.executor.not_enforceable("pi")[0].reason
+
+
+async def test_what_a_target_does_not_name_stays_as_in_the_default_group(bench: Bench) -> None:
+    raw = bench.host.fs.raw
+    raw.mkdir(f"{ROOT}/theirs")
+    raw.write(f"{ROOT}/theirs/schemata", b"L3:0=ff0;1=ff0\n")
+    raw.write(f"{ROOT}/schemata", b"L3:0=f;1=f\nMB:0=90;1=90\n")
+    raw.write(f"{ROOT}/theirs/mode", b"exclusive\n")
+    targets = {"pi": Settings(mba_pct=((0, 40), (1, 40))), "sort": Settings(llc_masks=((0, 0x3),))}
+    applied = await bench.go(targets)
+    assert applied.ok, applied.failed
+    assert [bench.l3("pi", domain) for domain in (0, 1)] == [0xF, 0xF]
+    assert [bench.l3("sort", domain) for domain in (0, 1)] == [0x3, 0xF]
+    assert bench.resctrl.schemata(rdt.GroupRef("perphd.sort")).values["MB"] == {0: 90, 1: 90}
+    assert not bench.executor.plan(targets, SPECS, bench.now_s + 10.0)
+    for name, target in targets.items():
+        assert bench.executor.in_force(name) == target
+        assert not bench.executor.blocked(name)
 
 
 async def test_what_is_in_force_is_known_at_once_and_is_what_the_kernel_has(bench: Bench) -> None:
@@ -499,3 +518,23 @@ async def test_groups_of_others_count_where_nothing_is_monitored(
     assert applied.ok, applied
     assert bench.own_groups() == ["perphd.pi"]
     assert "too few CLOSIDs" in bench.executor.limited("sort")[0].reason
+
+
+async def test_a_shared_mask_has_as_many_ways_as_this_machine_demands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Haswell servers: at least two bits in a mask."""
+    whole = sim_rdt.rdt_machine
+
+    def haswell(machine: Machine) -> RdtMachine:
+        found = whole(machine)
+        return replace(found, caches=tuple(replace(cache, min_cbm_bits=2) for cache in found.caches))
+
+    monkeypatch.setattr(sim_rdt, "rdt_machine", haswell)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(make_host(), journal)
+        bench.take_closids(but=1)
+        targets = {"pi": Settings(llc_masks=((0, 0x3),)), "sort": Settings(llc_masks=((0, 0x6),))}
+        applied = await bench.go(targets)
+        assert applied.ok, applied.failed
+        assert bench.l3("pi") == 0x3

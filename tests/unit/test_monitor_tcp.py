@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from perphd.host.sock_diag import ListeningSocket
 from perphd.host.tcp_latency import HookPlace, LatencyCounter, TcpCounts
 from perphd.host.tcp_latency.counts import COUNTERS, Region
 from perphd.host.tcp_latency.histogram import BUCKETS, bucket_of
-from perphd.host.tcp_latency.placement import HookFacts, decide, systemd_version
+from perphd.host.tcp_latency.placement import HookFacts, _ids_below, decide, systemd_version
 from perphd.monitor.sli.reading import SampleSize, SliReading
 from perphd.monitor.sli.resolution import EXACT
 from perphd.monitor.sli.tcp import LOOK_AGAIN_S, TcpSource, WithTcpLatency
@@ -382,3 +384,14 @@ def test_the_version_of_systemd_is_in_the_name_of_its_library(
     (tmp_path / name).parent.mkdir(parents=True)
     (tmp_path / name).touch()
     assert systemd_version([str(tmp_path / "usr/lib"), str(tmp_path / "lib")]) == version
+
+
+def test_groups_nested_deeper_than_python_recurses_are_found(tmp_path: Path) -> None:
+    os.makedirs(tmp_path / "/".join("a" * 200))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        found = _ids_below(str(tmp_path))
+    finally:
+        sys.setrecursionlimit(limit)
+    assert list(found.values()) == [str(tmp_path) + "/a" * depth for depth in range(201)]

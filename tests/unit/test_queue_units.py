@@ -174,6 +174,26 @@ def test_without_systemd_coppers_group_has_the_least_weights_and_a_bound(
     assert not list((tmp_path / "cgroup" / "perphd-jobs-silver").glob("[!c]*weight"))
 
 
+@pytest.mark.parametrize(
+    ("script", "answer"), [("time.sleep(600)", ""), ("print('started')", "started"), ("0", "")]
+)
+def test_a_launcher_that_does_not_answer_holds_up_nobody(
+    script: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a job's output is a FIFO that nobody reads: the launcher cannot open it."""
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(f"import sys, time\nsys.stdin.read()\n{script}\n")
+    monkeypatch.setattr("perphd.isolation.job_groups.LAUNCHER", launcher)
+    nothing = Hierarchies(Layout.NONE, None, {})
+    groups = JobGroups(nothing, tmp_path, "boot", patience_s=0.01 if "sleep" in script else 600.0)
+    try:
+        assert groups._launched("{}") == answer
+    finally:
+        for each in groups._launchers:
+            each.kill()
+            each.wait()
+
+
 def test_a_silver_job_is_an_ordinary_service() -> None:
     manager = FakeManager()
     JobUnits(manager).start(job(band=QosBand.SILVER), "/log")

@@ -163,6 +163,14 @@ def test_who_holds_the_lock_is_named():
     assert resctrl.access.is_locked() == ""
 
 
+def test_a_holders_name_sends_nothing_to_the_terminal():
+    host = SimHost([Batch("pi", "/batch/pi")], machine=Machine(1, 2), resctrl=True)
+    assert host.resctrl is not None
+    with foreign_lock(host.fs.root, host.resctrl.directory, comm="a\x1b[2J\nroot\x9b"):
+        (holder,) = lock_holders(host.fs.raw, ROOT)
+    assert holder.command == "a?[2J?root?"
+
+
 def test_the_holder_of_a_real_lock_is_named(tmp_path):
     fs = RealFs()
     with fs.lock(str(tmp_path), exclusive=False, timeout_s=0.0):

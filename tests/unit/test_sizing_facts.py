@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from pathlib import Path
 
 import pytest
 
+from perphd.domain.errors import Gone, KernelError, Unsupported
 from perphd.domain.plan import Write
 from perphd.domain.reading import Unavailable
-from perphd.host.cgroup import discover
+from perphd.host.cgroup import Hierarchies, Hierarchy, Layout, discover
 from perphd.host.cgroup.knobs import same
 from perphd.host.fs import RealFs
 from perphd.isolation.ending import Ender
@@ -191,6 +193,44 @@ def test_a_process_of_an_unseen_pid_namespace_is_not_signalled(v1: Path) -> None
     ender = Ender(fs, discover(fs), lambda _: None, kill=lambda *sent: killed.append(sent))
     assert "pid namespace" in ender.end("a", "/top/a", ender.identity("/top/a"))
     assert not killed
+
+
+class _Vanishing(RealFs):
+    """The processes of ``group`` cannot be read, for this reason."""
+
+    def __init__(self, root: Path, group: str, error: KernelError) -> None:
+        super().__init__(root)
+        self._unread, self._error = f"{group}/cgroup.procs", error
+
+    def read(self, path: str) -> bytes:
+        if path.endswith(self._unread):
+            raise self._error
+        return super().read(path)
+
+
+def test_a_group_that_is_removed_while_its_processes_are_killed_is_ended(v1: Path) -> None:
+    killed: list[tuple[int, int]] = []
+    _write(v1, "/cg/memory/top/a/gone/cgroup.procs", "13\n")
+    fs = _Vanishing(v1, "/a/gone", Gone("/cg/memory/top/a/gone/cgroup.procs", "open", errno.ENOENT))
+    ender = Ender(fs, discover(fs), lambda _: None, kill=lambda *sent: killed.append(sent))
+    assert ender.end("a", "/top/a", ender.identity("/top/a")) == ""
+    assert set(killed) == {(11, signal.SIGKILL), (12, signal.SIGKILL)}
+
+
+def test_a_group_with_threaded_groups_inside_is_ended_by_its_file(v2: Path) -> None:
+    told: list[str] = []
+    _write(v2, "/sys/fs/cgroup/top/a/threads/cgroup.procs", "")
+    error = Unsupported("/sys/fs/cgroup/top/a/threads/cgroup.procs", "read", errno.EOPNOTSUPP)
+    fs = _Vanishing(v2, "/a/threads", error)
+    hierarchies = discover(fs)
+    tree = Hierarchy(1, "/cg/memory", frozenset({"memory"}))
+    hybrid = Hierarchies(Layout.HYBRID, hierarchies.unified, {"memory": tree})
+    for each in (hierarchies, hybrid):
+        (v2 / "sys/fs/cgroup/top/a/cgroup.kill").write_text("")
+        ender = Ender(fs, each, lambda _: None, lambda write, text: told.append(text), kill=None)
+        assert ender.end("a", "/top/a", ender.identity("/top/a")) == ""
+        assert (v2 / "sys/fs/cgroup/top/a/cgroup.kill").read_text() == "1\n"
+    assert told == ["written", "written"]
 
 
 def test_a_v1_group_that_is_freezing_holds_what_was_written() -> None:

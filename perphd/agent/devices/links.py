@@ -21,7 +21,7 @@ from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import MIN_EGRESS_BYTES
-from perphd.host.cgroup.lines import RATE_STEP_BYTES
+from perphd.host.cgroup.lines import printable_rate
 from perphd.host.fs import KernelFs
 from perphd.host.link_use import device_addresses, link_speed, plain_address, sent_bytes
 from perphd.host.sock_diag import Connection, tcp_connections
@@ -121,7 +121,7 @@ class ContendedLinks:
 
     def with_ceiling(self, device: str, restriction: Restriction, wanted: Settings) -> Settings:
         """See ``WatchedDevices``."""
-        limit = max(MIN_EGRESS_BYTES, int(restriction.limit_bytes_s) // RATE_STEP_BYTES * RATE_STEP_BYTES)
+        limit = max(MIN_EGRESS_BYTES, printable_rate(int(restriction.limit_bytes_s)))
         ceilings = {} if wanted.egress_max is KEEP else dict(wanted.egress_max)
         ceilings[device] = min(limit, ceilings.get(device, limit))
         return replace(wanted, egress_max=tuple(sorted(ceilings.items())))

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Gone, KernelError
+from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, check_cgroup_path
 from perphd.host.cgroup.knobs import (
@@ -40,6 +40,9 @@ from perphd.host.containers import in_kubernetes
 from perphd.host.fs import KernelFs, read_text, text_or_empty
 
 BLOCK_DEVICES = "/sys/block"
+_CPUS = "/sys/devices/system/cpu"
+_PARTITIONS = ("root", "isolated")
+"""Texts of ``cpuset.cpus.partition`` of a valid partition root."""
 RESCTRL_ABSENT = (
     "cache ways and memory bandwidth are not set through cgroups: this needs resctrl "
     "(a bare-metal host with Intel RDT or AMD PQoS)"
@@ -305,17 +308,43 @@ def _encode_io(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, s
 
 
 def descendants(fs: KernelFs, directory: str) -> list[str]:
-    """Directories of all descendant cgroups, parents before children; groups that vanish meanwhile are left out."""
+    """Directories of all descendant cgroups, parents before children; groups that vanish meanwhile are left out.
+
+    Users of a delegated group may nest groups deeper than Python's limit on recursion.
+    """
     found: list[str] = []
+    waiting = [directory]
+    while waiting:
+        group = waiting.pop()
+        if group != directory:
+            found.append(group)
+        try:
+            names = fs.subdirectories(group)
+        except KernelError:
+            continue
+        children = [f"{group}/{name}" for name in names]
+        waiting += [child for child in reversed(children) if fs.exists(f"{child}/cgroup.procs")]
+    return found
+
+
+def partitions_in(fs: KernelFs, directory: str) -> dict[str, CpuSet]:
+    """The CPUs of every valid partition root (``cpuset.cpus.partition``) among a v2 group's children, by directory.
+
+    The kernel ends a partition as soon as a sibling's list contains one of its CPUs.
+    """
+    found: dict[str, CpuSet] = {}
     try:
         names = fs.subdirectories(directory)
     except KernelError:
         return found
     for name in names:
         child = f"{directory}/{name}"
-        if fs.exists(f"{child}/cgroup.procs"):
-            found.append(child)
-            found += descendants(fs, child)
+        if text_or_empty(fs, f"{child}/cpuset.cpus.partition") in _PARTITIONS:
+            cpus = CpuSet()
+            for file in ("cpuset.cpus", "cpuset.cpus.exclusive.effective"):
+                with suppress(ParseError):
+                    cpus = cpus | CpuSet.parse(text_or_empty(fs, f"{child}/{file}"))
+            found[child] = cpus
     return found
 
 
@@ -332,3 +361,29 @@ def parent_list(fs: KernelFs, path: str) -> str:
             return read_text(fs, f"{above}/{name}.effective")
         above = dirname(above)
     return text_or_empty(fs, f"{parent}/{name}")
+
+
+def whole_list(fs: KernelFs, path: str) -> str:
+    """The value that stands for "no list of its own" in a group with processes, as text; empty if unreadable.
+
+    The parent's list and, on v2, the CPUs that are offline, because they may return; v1 refuses those.
+    """
+    around = parent_list(fs, path)
+    return with_offline(fs, path, around) if fs.exists(f"{path}.effective") else around
+
+
+def with_offline(fs: KernelFs, path: str, around: str) -> str:
+    """This list with the CPUs that are offline, if it is a list of CPUs."""
+    if basename(path) != "cpuset.cpus":
+        return around
+    try:
+        cpus = CpuSet.parse(around)
+        offline = CpuSet.parse(read_text(fs, f"{_CPUS}/possible")) - CpuSet.parse(
+            read_text(fs, f"{_CPUS}/online")
+        )
+    except (KernelError, ParseError):
+        return around
+    if offline:
+        for group, theirs in partitions_in(fs, dirname(dirname(path))).items():
+            offline = offline if group == dirname(path) else offline - theirs
+    return str(cpus | offline) if cpus and offline else around

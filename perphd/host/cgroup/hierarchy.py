@@ -20,6 +20,10 @@ MOUNTS = "/proc/self/mounts"
 _V1_CONTROLLERS = frozenset(
     "cpu cpuacct cpuset memory blkio pids freezer net_cls net_prio hugetlb perf_event devices rdma misc".split()
 )
+_UNIFIED_MOUNT = "/sys/fs/cgroup"
+"""Where systemd mounts cgroup v2 if it manages all units there (its "unified" mode)."""
+_SET_IN_CGROUPS = frozenset({"cpu", "cpuset", "memory", "io"})
+"""The controllers of settings."""
 _NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """Characters not allowed in workloads' paths. The kernel allows any bytes, but paths are stored, sent and
 shown as text."""
@@ -122,7 +126,10 @@ def discover(fs: KernelFs) -> Hierarchies:
             hierarchy = Hierarchy(1, mount, bound)
             for controller in bound:
                 by_controller.setdefault("io" if controller == "blkio" else controller, hierarchy)
-    v1 = bool(by_controller)
+    v1 = frozenset(by_controller)
+    if unified is not None and unified.mount == _UNIFIED_MOUNT:
+        # Programs mount a controller of v1 beside a whole v2 tree, such as net_cls; systemd stays in unified mode.
+        v1 &= _SET_IN_CGROUPS
     if unified is not None:
         for controller in unified.controllers:
             by_controller.setdefault(controller, unified)

@@ -21,8 +21,11 @@ DEFAULT_KEY: Final = "default"
 
 EGRESS: Final = "egress.max"
 """Send limits of a group by network device, in bytes per second; a virtual file of ``perphd.host.egress_fs``."""
-RATE_STEP_BYTES: Final = 1000
-"""Egress limits are multiples of this number of bytes per second, so that tc(8) prints them exactly."""
+RATE_STEPS: Final = ((125_000_000_000, 125_000_000), (125_000_000, 125_000), (0, 1000))
+"""(egress limit, step), in bytes per second: from this limit on, tc(8) prints only multiples of the step exactly.
+
+It prints bits per second with a unit, without decimals: Kbit below 1 Gbit, Mbit below 1 Tbit, else Gbit.
+"""
 
 _FIELDS: Final = (
     ("rbps", "read_bytes"),
@@ -153,12 +156,18 @@ def with_latency(found: str, targets: Iterable[tuple[str, int]]) -> str:
     return text_of(values)
 
 
+def printable_rate(rate_bytes: int) -> int:
+    """The largest egress limit up to this one that tc(8) prints exactly, in bytes per second."""
+    step = next(step for least, step in RATE_STEPS if rate_bytes >= least)
+    return rate_bytes - rate_bytes % step
+
+
 def with_egress(found: str, ceilings: Iterable[tuple[str, int]]) -> str:
     """``found`` with these limits (device, bytes per second); a stricter limit in ``found`` stays."""
     values = table(EGRESS, found)
     for device, rate_bytes in ceilings:
-        step = rate_bytes - rate_bytes % RATE_STEP_BYTES
-        values[device] = str(min(step, int(values.get(device, step))))
+        rate = printable_rate(rate_bytes)
+        values[device] = str(min(rate, int(values.get(device, rate))))
     return text_of(values)
 
 

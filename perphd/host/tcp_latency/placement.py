@@ -170,13 +170,18 @@ def _id_of(directory: str) -> int:
 
 
 def _ids_below(directory: str) -> dict[int, str]:
-    """Cgroup id -> directory of a group and its descendants, parents first; empty if it does not exist."""
+    """Cgroup id -> directory of a group and its descendants, parents first; empty if it does not exist.
+
+    Users of a delegated group may nest groups deeper than Python's limit on recursion.
+    """
     found: dict[int, str] = {}
-    for path, names, _ in os.walk(directory):
-        if len(found) >= _MOST_GROUPS:
-            names.clear()
+    waiting = [directory]
+    while waiting and len(found) < _MOST_GROUPS:
+        path = waiting.pop()
         if (number := _id_of(path)) != 0:
             found[number] = path
+        with suppress(OSError), os.scandir(path) as entries:
+            waiting += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     return found
 
 

@@ -10,13 +10,16 @@ import errno
 from collections.abc import Iterable
 from enum import Enum, auto
 from posixpath import basename, dirname
+from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup import lines
-from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.group import parent_list, whole_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import Identity, KernelFs, read_text, write_within
+
+_DISKS: Final = "/sys/dev/block"
 
 
 class FoundCgroup(Enum):
@@ -43,8 +46,8 @@ def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) 
     """Write one value and return the text read back. ``identity``: the directory that must contain the file.
 
     An empty value is written as an empty line where that means "no list of its own", and only there. If the kernel
-    refuses because the cgroup has processes, the parent's list is written instead. A file with one line per disk takes
-    one write for every disk that differs.
+    refuses because the cgroup has processes, ``whole_list`` is written instead. A file with one line per disk takes one
+    write for every disk that differs.
 
     Raises:
         KernelError: the kernel refused, or reading back failed.
@@ -58,10 +61,10 @@ def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) 
         try:
             write_within(fs, path, b"\n", identity)
         except (Full, Busy):
-            around = parent_list(fs, path)
-            if not around:
+            whole = whole_list(fs, path)
+            if not whole:
                 raise
-            write_within(fs, path, f"{around}\n".encode(), identity)
+            write_within(fs, path, f"{whole}\n".encode(), identity)
     else:
         write_within(fs, path, data, identity)
     return fs.read(path).decode(errors="replace").rstrip("\n")
@@ -78,6 +81,23 @@ def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) ->
             raise Invalid(path, "write", exc.errno, line, advice=advice) from exc
 
 
+def without_gone_disks(fs: KernelFs, path: str, text: str, now: str) -> str:
+    """An earlier text of a file with one line per disk, without disks that are gone. ``now``: the present text.
+
+    The kernel drops the line of a disk that is removed, and refuses to write it.
+    """
+    if text == now or not lines.is_keyed(path) or basename(path) == lines.EGRESS:
+        return text
+    values, have = lines.table(path, text), lines.table(path, now)
+    gone = {disk for disk in values if disk not in have and is_gone_disk(fs, disk)}
+    return lines.text_of({disk: values[disk] for disk in values if disk not in gone}) if gone else text
+
+
+def is_gone_disk(fs: KernelFs, disk: str) -> bool:
+    """True if the host has no disk with this number (``MAJOR:MINOR``)."""
+    return disk != lines.DEFAULT_KEY and not fs.exists(f"{_DISKS}/{disk}") and fs.exists(_DISKS)
+
+
 def is_original(path: str, original: bytes, raw: bytes) -> bool:
     """True if the file has its original content; the order of per-disk lines is ignored."""
     if lines.is_keyed(path):
@@ -86,10 +106,14 @@ def is_original(path: str, original: bytes, raw: bytes) -> bool:
 
 
 def is_free(fs: KernelFs, path: str, wanted: str, now: str) -> bool:
-    """True if ``now`` is the parent's whole list and no list was wanted, which is equivalent (see ``put``)."""
+    """True if ``now`` has the parent's whole list and no list was wanted, which is equivalent (see ``put``)."""
     if wanted or lines.is_keyed(path) or basename(path) not in EMPTY_ALLOWED:
         return False
-    return bool(now) and now == parent_list(fs, path)
+    try:
+        around = CpuSet.parse(parent_list(fs, path))
+        return bool(around) and around <= CpuSet.parse(now)
+    except ParseError:
+        return False
 
 
 def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
