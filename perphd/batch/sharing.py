@@ -4,7 +4,8 @@ CPU is soft. Every task is entitled to capacity * request / sum of requests. The
 entitlement is divided among tasks that need more, in proportion to their requests, until all are satisfied or
 nothing is left (water-filling).
 
-Memory is hard. Batch is evicted first, then the workload furthest beyond its entitlement, then the largest.
+Memory is hard. Only copper is evicted: the workload furthest beyond its entitlement first, and the largest first
+among equals.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class JobDetail:
     """Details of a job that only its owner and administrators see.
 
     Times are in seconds since 1970. ``ran_s``: run time of the present attempt; ``lost_s``: of earlier ones.
-    ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: attempts with a
-    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job.
+    ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: number of failed
+    attempts. ``elastic``: minimum and maximum number of workers, for a worker of an elastic job.
     ``order``: position of a waiting job in the queue, with the reason; empty unless the next pass considers the job.
     """
 
