@@ -58,7 +58,7 @@ class PodQuestion:
 
 
 class PresentScores:
-    """Scores of LRAs without the pod, shared by all questions between two rounds."""
+    """Scores of LRAs without the pod, shared by all questions about one tick."""
 
     def __init__(self) -> None:
         self._tick = -1

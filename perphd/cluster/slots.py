@@ -105,7 +105,7 @@ def taken(
 
 
 def without(profile: Mapping[str, Any], is_over: Callable[[Slot], bool]) -> list[dict[str, Any]]:
-    """The JSON patch that removes these slots; empty if there are none."""
+    """The JSON patch that removes the slots for which ``is_over`` holds; empty if there are none."""
     slots = slots_of(profile)
     spec = profile.get("spec")
     entries = spec.get("reservations", []) if isinstance(spec, Mapping) else []

@@ -44,7 +44,7 @@ BATCH_WEIGHT: Final = 0.3
 MEMORY_LIMIT_RATIO: Final = 0.8
 """Share of memory in use from which a host is not a candidate."""
 PAIRINGS_KEPT: Final = 1 << 14
-"""Number of pairings of least sum that a fleet remembers."""
+"""Maximum number of pairings of least sum that a fleet remembers."""
 _NO_USAGE: Final[Floats] = np.zeros(0)
 _ROUNDING: Final = 1e-9
 

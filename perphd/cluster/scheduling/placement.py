@@ -132,7 +132,7 @@ class ProposalResolution:
 
 def resolved(proposals: Iterable[PlacementProposal]) -> ProposalResolution:
     """Optum's conflict rule: on each node, the proposal with the highest score wins, the first of several equal ones.
-    Keeps the order.
+    Both results keep the order of ``proposals``.
     """
     given = tuple(proposals)
     winners: dict[str, PlacementProposal] = {}
