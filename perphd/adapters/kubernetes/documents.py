@@ -50,10 +50,11 @@ class DocumentListener(Protocol):
 
 
 class DocumentCache:
-    """The latest document of every node.
+    """The latest readable document of every node.
 
     ``refused``: nodes whose last document is unreadable, with the reason. ``publishers``: the nodes' publishers,
-    with the time of their last state by this host's clock; None: the publisher publishes no state.
+    with the time of their last state by this host's clock; None: the publisher publishes no state. ``is_synced``: all
+    nodes have been read once.
     """
 
     def __init__(

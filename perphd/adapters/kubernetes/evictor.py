@@ -47,10 +47,10 @@ class Evictor:
         self._shortage = Shortage()
 
     async def look(self, look: NodeDocument | Unavailable, at: str) -> None:
-        """Evict a pod if the node's document demands it. ``at``: the time for the event, in the API's format.
+        """Evict a pod if the node's document requires it. ``at``: the time for the event, in RFC 3339.
 
         Raises:
-            KubernetesError: the API server could not be asked; the next look decides again.
+            KubernetesError: the API server could not be asked; the next check decides again.
         """
         if not self._pods.is_synced:
             return
@@ -81,7 +81,7 @@ class Evictor:
             _log.warning("pod %s/%s is not evicted: %s", pod.namespace, pod.name, exc)
             return
         self._shortage = evicted(self._shortage, pod.uid, now_s)
-        _log.warning("%s/%s is evicted: %s", pod.namespace, pod.name, eviction.reason)
+        _log.warning("pod %s/%s is evicted: %s", pod.namespace, pod.name, eviction.reason)
         await self._tell(pod, eviction.reason, at)
 
     async def _tell(self, pod: CopperPod, reason: str, at: str) -> None:

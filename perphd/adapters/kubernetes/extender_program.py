@@ -1,6 +1,6 @@
 """perphd-extender: a process beside kube-scheduler that answers its extender calls from the nodes' documents.
 
-Without --bind it writes nothing to the cluster. ``webhook`` is another server, for the API server.
+Without --bind it writes nothing to the cluster. ``webhook`` runs a separate server, which the API server calls.
 """
 
 from __future__ import annotations

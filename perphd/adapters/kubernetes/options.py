@@ -1,4 +1,4 @@
-"""Command-line options shared by the adapters' programs."""
+"""Command-line options shared by the programs for Kubernetes."""
 
 from __future__ import annotations
 

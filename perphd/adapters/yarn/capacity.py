@@ -65,7 +65,7 @@ def node_of(data: Any) -> YarnNode:
     """Parse a node.
 
     Raises:
-        Unreachable: the ResourceManager's answer has another form.
+        YarnUnreachable: the ResourceManager's answer has another form.
     """
     try:
         total = data["totalResource"]
