@@ -1,4 +1,4 @@
-"""Calibration of the queue's predictions of one resource, learned from the jobs that it starts.
+"""Calibrates the queue's predictions of one resource by the jobs that it starts.
 
 It learns three things that the histories of individual jobs do not contain:
 

@@ -1,4 +1,4 @@
-"""Distributions of the host's usage, job by job, for admission, plans and preemptions.
+"""Computes distributions of the host's usage, job by job, for admission, plans and preemptions.
 
 A waiting job has the distribution of its history; a running one has that distribution conditioned on its
 observed usage (``admission``). A job without history and observations counts by its request. ``HostLaws`` also

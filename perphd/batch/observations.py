@@ -1,4 +1,4 @@
-"""Observed usage of running jobs, and its comparison with predictions. For use in one thread at a time.
+"""Records the usage of running jobs, and compares it with predictions. For use in one thread at a time.
 
 In its first minute a job counts by its history. Its usage is then compared with its history, and the total of
 all running jobs with the distribution that admitted it. When the job is done, its peak usage is compared with

@@ -1,4 +1,4 @@
-"""Plans of the batch queue: the start time of each job within a plan-ahead window (3Sigma, 4.3).
+"""Plans the start times of the queue's jobs within a plan-ahead window (3Sigma, 4.3).
 
 Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)]. Its expected consumption t
 seconds after the start is the job's demand times P(T > t). The plan maximises

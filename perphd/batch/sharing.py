@@ -1,4 +1,4 @@
-"""Division of a contended host's CPU among tasks, and the order of evictions (DistSched, 5.1.3, 5.4.1).
+"""Divides a contended host's CPU among tasks, and orders evictions (DistSched, 5.1.3, 5.4.1).
 
 CPU is soft. Every task is entitled to capacity * request / sum of requests. The unused part of a task's
 entitlement is divided among tasks that need more, in proportion to their requests, until all are satisfied or

@@ -1,4 +1,4 @@
-"""Fit of a job that starts now: the score of unused and over-allocated shared resources (Prophet).
+"""Scores how a job that starts now fits the shared resources: unused and over-allocated areas (Prophet).
 
 For each resource, the use by running jobs forms a time line (``perphd.qos.availability``):
 

@@ -1,4 +1,4 @@
-"""The batch queue as clients, the status and metrics present it."""
+"""The queue's jobs in the form shown to clients, in the status and in metrics."""
 
 from __future__ import annotations
 

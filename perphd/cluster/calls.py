@@ -1,4 +1,4 @@
-"""kube-scheduler's calls to an extender, read from JSON without decoding their nodes. Pure.
+"""Reads kube-scheduler's calls to an extender from JSON without decoding their nodes. Pure.
 
 With 5,000 nodes, a call with whole nodes (``nodeCacheCapable: false``) takes 20 MB. Only the nodes' names are decoded.
 The answer contains the original bytes of each node, so nodes are never encoded either.

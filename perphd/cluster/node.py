@@ -1,4 +1,4 @@
-"""The node document, from one snapshot and the newest forecasts. Pure.
+"""Makes the node document from one snapshot and the newest forecasts. Pure.
 
     reserved    declared memory reservations and reserved CPUs of protected workloads: LRAs and gold or silver batch.
                 A protected workload without a reservation counts with its predicted use.

@@ -1,4 +1,4 @@
-"""The part of its document that a node publishes, with hysteresis. Pure; called once per round of the publisher.
+"""Decides what a node publishes, with hysteresis. Pure; called once per round of the publisher.
 
     level      CPUs and memory for copper: a decrease takes effect at once; an increase after two rounds in a row, with
                the lesser value of the two. Changes below 2 % of the node wait. Memory for copper never takes the host's

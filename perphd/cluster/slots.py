@@ -1,4 +1,4 @@
-"""Room for copper pods, held in the node's NodeProfile object until the node itself sees them run. Pure.
+"""Holds room for copper pods in the node's NodeProfile object until the node itself sees them run. Pure.
 
 A slot is an entry of ``spec.reservations``. The API server raises ``metadata.generation`` with every change of a spec
 and with none of a status. A JSON patch that first tests the generation is therefore a compare and swap: of all

@@ -1,4 +1,4 @@
-"""Likeness of two hosts, as far as an application's response to contention depends on hardware.
+"""Rates the likeness of two hosts, as far as an application's response to contention depends on hardware.
 
     distance = model + |log2 of the ratio of cores| / 2 + |log2 of the ratio of L3 bytes per core| / 2 + SMT
 

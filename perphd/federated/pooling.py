@@ -1,4 +1,4 @@
-"""One estimate from many hosts' estimates, which no minority can move beyond the range of the others.
+"""Pools many hosts' estimates into one that no minority can move beyond the range of the others.
 
 Problem. Estimates v_k of hosts k at one point, with evidence e_k and likeness l_k. Some are wrong, and some hosts lie
 about their evidence as well.

@@ -1,4 +1,4 @@
-"""Statements of the replicas of applications on one host, by application and replica. Pure."""
+"""Keeps the statements (statistics) of applications' replicas on one host, by application and replica. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Sources of the nodes' documents for the extender, and the cache of these documents.
+"""Reads the nodes' documents for the extender, and caches them.
 
+Sources:
     NodeProfile objects    listed and watched; written by ``perphd-publish``
     a folder               NODE.json, each as printed by ``perphctl node --json``
     an address             GET returns {"NODE": document, ...}

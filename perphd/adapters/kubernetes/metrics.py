@@ -1,4 +1,4 @@
-"""Figures of the extender and the publisher for Prometheus. Series of nodes come from the documents at each scrape."""
+"""Exports metrics of the extender and the publisher. Series of nodes come from the documents at each scrape."""
 
 from __future__ import annotations
 

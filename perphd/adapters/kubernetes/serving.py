@@ -1,4 +1,4 @@
-"""Listening addresses and TLS of the servers that the control plane calls."""
+"""Opens the listening sockets of the servers that the control plane calls, with TLS beyond loopback."""
 
 from __future__ import annotations
 

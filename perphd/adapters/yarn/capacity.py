@@ -1,4 +1,4 @@
-"""The capacity of a NodeManager: the value that the ResourceManager reports, and the wanted value. Pure.
+"""Computes the wanted capacity of a NodeManager, and parses the one that the ResourceManager reports. Pure.
 
     memory = min(LRA part + copper's offer, 80 % of the node)        in MiB
     vcores = LRA part + floor(copper's offer x vcores per CPU)

@@ -1,4 +1,4 @@
-"""Score of a placement by utilisation gained and interference caused (Optum, EuroSys 2023).
+"""Scores placements by utilisation gained and interference caused (Optum, EuroSys 2023).
 
 Predicted use of host h with pods p_1 .. p_n and the candidate p_{n+1}, in the order of their arrival:
 

@@ -1,4 +1,4 @@
-"""One decision: candidates, a policy, the fallback for stale profiles, and conflicts between schedulers.
+"""Decides the node of one pod: candidates, a policy, the fallback for stale profiles, conflicts between schedulers.
 
 candidates   a random share of the nodes (5 % in Optum); all of them if none of the sample is feasible
 fresh        profiles within their time to live are scored by the policy

@@ -1,4 +1,4 @@
-"""Fit of a pod's demand over time to each node's free resources (Prophet, ICAC 2016).
+"""Scores how a pod's demand over time fits each node's free resources (Prophet, ICAC 2016).
 
 Uses the same areas as ``qos.availability``: unused F and over-allocated O between the breakpoints of the pod's stages
 and of the node's timeline. Each resource's 0.7 O + 0.3 F is divided by its capacity and the pod's length; the Euclidean
