@@ -58,7 +58,7 @@ def is_overdue(view: QueueView, job: QueuedJob) -> bool:
 
 
 def is_urgent(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job for which elastic workers are frozen."""
+    """True for a job for which elastic workers may be frozen: it has a deadline ahead, or is overdue."""
     return has_deadline(view, job) or is_overdue(view, job)
 
 

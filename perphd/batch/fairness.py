@@ -65,7 +65,7 @@ def longest_waiting(waiting: Sequence[StartCandidate], among: int | None = None)
 def tiers(waiting: Sequence[StartCandidate], now_s: float, among: int | None = None) -> StartTiers:
     """Divide the waiting jobs into tiers. The longest-waiting half is half of all jobs, overdue ones included.
 
-    ``among``: as for ``longest_waiting``.
+    ``among``: the number of all waiting jobs, if ``waiting`` are only those that have waited longest.
     """
     order, longest = sorted(waiting, key=_by_arrival), longest_waiting(waiting, among)
     return StartTiers(

@@ -40,7 +40,7 @@ PREEMPTION_COST: Final = 1.0
 UNKNOWN_RUN_S: Final = (60.0, 3600.0)
 """Run time in seconds of a job without a history: uniform between these bounds."""
 LEAST_COST: Final = 1e-3
-UNMEASURED: Final = "perphd did not measure all of its run"
+UNMEASURED: Final = "perphd did not measure enough of its run"
 PLANNED_SHARE: Final = 0.9
 """Quantile of usage for forecasts and elastic shares."""
 

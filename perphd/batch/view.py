@@ -71,7 +71,7 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job. ``detail`` is None for a job of another user."""
+    """One job. ``detail``: None if the reader may not see it."""
 
     id: int
     name: str

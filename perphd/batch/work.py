@@ -45,7 +45,7 @@ LEAST_RATE_RATIO: Final = 0.01
 FIRST_LOOK_S: Final = 60.0
 """Seconds of observation after which a rate counts as measured and the first scored prediction is made."""
 SEEN_SHARE: Final = 0.9
-"""Share of its run for which a job must have been measured for its work to be known."""
+"""Minimum share of its run for which a job must have been measured for its work to be known."""
 UNSEEN_S: Final = 15.0
 """Seconds of a run of any length that may be unmeasured, because measurements come every few seconds."""
 RATE_SHARE: Final = 0.25
@@ -107,7 +107,7 @@ class WorkDone:
         )
 
     def of(self, kind: WorkKind, ran_s: float) -> tuple[float, float] | None:
-        """Work done and present rate of a kind; None if part of the run was not measured."""
+        """Work done and present rate of a kind; None if too much of the run was not measured (``SEEN_SHARE``)."""
         seen_s = self.counted_s if kind is WorkKind.INSTRUCTIONS else self.seconds
         if seen_s < min(SEEN_SHARE * ran_s, ran_s - UNSEEN_S):
             return None

@@ -24,7 +24,7 @@ def is_current(made_s: float, ttl_s: float, now_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NodeAmounts:
-    """CPUs and memory."""
+    """An amount of CPUs and one of memory."""
 
     cpus: Reading
     memory_bytes: Reading

@@ -121,8 +121,9 @@ class Judged:
     """The policy's verdict on one call.
 
     ``names``: the candidates. ``places``: indices in ``names`` of those with a fresh document. ``scores``: their
-    scores. ``roomy``: mask of those with room for a copper pod (all, for other pods). ``stale``: indices of candidates
-    with a stale document. ``fallback``: their balanced scores. ``bounded``: scores are positions between 0 and 1.
+    scores. ``roomy``: mask of those with room for a copper pod (all, for other pods). ``room``: CPUs and bytes that
+    copper may still take on each. ``stale``: indices of candidates with a stale document. ``fallback``: their balanced
+    scores. ``bounded``: scores are positions between 0 and 1.
     """
 
     asked: AskingPod

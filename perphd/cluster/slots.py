@@ -21,7 +21,7 @@ from perphd.domain.reading import value_or
 from perphd.qos.ledger import Amounts
 
 SLOT_S: Final = 60.0
-"""Time without a bound pod after which a slot is released."""
+"""Seconds without a bound pod after which a slot is released."""
 SLOT_PREFIX: Final = "slot:"
 """Prefix of the names of slots in the node's ledger, by which a publisher recognises its own grants after a restart."""
 
