@@ -106,7 +106,7 @@ def protected(view: WorkloadView) -> bool:
 
 
 def is_protected(spec: WorkloadSpec) -> bool:
-    """``protected``, decided by the declaration alone."""
+    """True for workloads for which copper must leave room, by their declaration alone; see ``protected``."""
     return spec.band != "copper" if spec.kind is Kind.LRA else spec.band in ("gold", "silver")
 
 

@@ -1,7 +1,7 @@
 """Evicts copper pods of one node through the eviction API, one at a time (``perphd-publish run --evict``).
 
-The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for a while. An
-event of the pod states the eviction and its reason.
+The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for at least a
+minute. An event of the pod states the eviction and its reason.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class ExtenderMetrics:
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
             "perphd_extender_call_seconds",
-            "Time of a call from reading its body to making the answer.",
+            "Duration of a call, from the end of its body to the encoded answer.",
             ("verb",),
             buckets=_BUCKETS,
             registry=self.registry,

@@ -87,7 +87,7 @@ def group_of(environment: Mapping[str, str], root: Path = Path("/sys/fs/cgroup")
     )
     if not _NUMBER.fullmatch(user) or not _NODE.fullmatch(node):
         raise JobError(
-            f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}, but must be a user's number and a node's "
+            f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}, but they must be a user's number and a node's "
             "name: run this from Slurm's prolog or epilog"
         )
     if (root / "cgroup.controllers").is_file():
