@@ -115,7 +115,11 @@ _AMOUNTS: Final[tuple[tuple[str, str, Callable[[NodeDocument], Reading]], ...]] 
     ("perphd_fleet_node_cpus", "CPUs of the node.", lambda each: each.capacity.cpus),
     ("perphd_fleet_node_memory_bytes", "Memory of the node.", lambda each: each.capacity.memory_bytes),
     ("perphd_fleet_used_cpus", "CPUs used on the node, by any work.", lambda each: each.used.cpus),
-    ("perphd_fleet_used_memory_bytes", "Memory used on the node, by any work.", lambda each: each.used.memory_bytes),
+    (
+        "perphd_fleet_used_memory_bytes",
+        "Memory used on the node, by any work.",
+        lambda each: each.used.memory_bytes,
+    ),
     ("perphd_fleet_copper_offered_cpus", "CPUs offered to copper.", lambda each: each.copper.offered.cpus),
     (
         "perphd_fleet_copper_offered_memory_bytes",
