@@ -12,14 +12,14 @@ MOST_PAUSE_S: Final = 30.0
 
 
 class Backoff:
-    """Pauses that double from 0.5 s to 30 s, with jitter, so that the nodes of a fleet do not retry at once."""
+    """Pauses that double from ``least_s`` to ``most_s`` seconds. Jitter spreads the retries of a fleet's nodes."""
 
     def __init__(self, least_s: float = LEAST_PAUSE_S, most_s: float = MOST_PAUSE_S) -> None:
         self._rule = BackoffRule(least_s, most_s)
         self.failures = 0
 
     def failed(self, at_least_s: float = 0.0) -> float:
-        """Count a failure and return the pause before the next try, in seconds."""
+        """Count a failure; returns the pause before the next try, in seconds and not below ``at_least_s``."""
         pause_s = self._rule.nth(self.failures)
         self.failures += 1
         return max(at_least_s, pause_s * random.uniform(0.5, 1.0))

@@ -26,7 +26,7 @@ class NodeSocket:
         self.path, self._timeout_s = path, timeout_s
 
     async def document(self) -> NodeDocument | Unavailable:
-        """The answer of ``GET /v1/node``, or why there is none."""
+        """The node's document from ``GET /v1/node``, or why there is none."""
         try:
             return decode(NodeDocument, await self._asked("GET", "/v1/node"))
         except PerphError as exc:

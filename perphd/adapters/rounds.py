@@ -19,7 +19,7 @@ async def repeat(
 ) -> None:
     """Call ``once`` every ``period_s`` seconds until cancelled; back off while it raises ``failure``.
 
-    Each new failure is logged once. A failure may have a ``pause_s``, the least pause that the server requested.
+    Each new failure is logged once. A failure may have a ``pause_s``, the minimum pause that the server requested.
     """
     backoff, problem = Backoff(min(0.5, period_s), max(30.0, period_s)), ""
     while True:
@@ -48,7 +48,7 @@ def stop_signal() -> asyncio.Event:
 
 
 async def until_stopped(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
-    """Run this work until ``stop`` is set; an exception in one part ends the others and is raised in a group."""
+    """Run this work until ``stop`` is set. An exception in one part ends the others; an ExceptionGroup is raised."""
     with suppress(asyncio.CancelledError):
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(each) for each in work]

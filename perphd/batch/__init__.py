@@ -1,5 +1,5 @@
 """The node's batch queue: jobs and their states, admission by distribution, planning, elastic shares.
 
-All modules are pure functions of values, except ``store``, which keeps jobs in an SQLite file. No module
-reads or writes the host, or reads a clock.
+Modules compute on values; none reads or writes the host, or reads a clock. Two are exceptions: ``store`` keeps
+jobs in an SQLite file, and ``solver`` is also the program of a short-lived process.
 """

@@ -52,7 +52,7 @@ DECILES: Final = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkloadUsage:
-    """One workload's usage of one resource: its history before the start, and the observations since.
+    """One workload's usage of one resource: the history before its start, and the observations since.
 
     ``again``: the observations include earlier attempts of the same job.
     """
@@ -220,7 +220,10 @@ def no_eviction(probabilities: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Predictions of P(over) by decile: their number, their sum, and the number of times the event occurred."""
+    """Predictions of P(over) by decile: their number, their sum, and how often the predicted event occurred.
+
+    ``squared``: sum of the squared errors of all predictions.
+    """
 
     counts: tuple[int, ...] = (0,) * DECILES
     predicted: tuple[float, ...] = (0.0,) * DECILES

@@ -1,10 +1,10 @@
-"""Calibration of the queue's predictions of one resource, learned from the jobs that it starts.
+"""Calibrates the queue's predictions of one resource by the jobs that it starts.
 
-It learns three things that the history of single jobs does not contain:
+It learns three things that the histories of individual jobs do not contain:
 
     kept         P(a job stays within its usage of the first minute): the weight of observed usage, against the part
                  of the prior above it (``admission.conditioned``)
-    correlation  degree to which concurrent jobs exceed or miss their predictions together (``admission.correlated``)
+    correlation  degree to which concurrent jobs exceed or miss their predictions together (``TotalUsage.law``)
     levels       quantiles at which observed sums fell in their predicted distributions
 
 The level of a sum is u = F(sum), where F is its predicted distribution. If predictions are right, levels are
@@ -18,7 +18,7 @@ Otherwise a single sum beyond its distribution would block jobs with a negligibl
 correct that.
 
 The correlation of jobs i and j is the mean of z_i z_j, where z is the normal score of a job's usage in its
-prior. The mean is not subtracted: an error that all predictions share adds up like a common cause.
+prior. The mean of the scores is not subtracted: an error that all predictions share adds up like a common cause.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perphd.forecast.grid import GridDistribution
 from perphd.forecast.histogram import Histogram, share_to
 
 KEPT_PRIOR: Final = 2.0
-"""Number of jobs for which the prior value of ``kept``, one half, counts."""
+"""Weight of the prior value of ``kept``, one half, as a number of jobs."""
 KEPT_RATIO: Final = 1.05
 """A job whose peak is at most this multiple of its first minute's usage has kept to that usage."""
 CORRELATION_PRIOR: Final = 0.2
@@ -41,7 +41,9 @@ LEVELS_PRIOR: Final = 20.0
 MOST_JOBS: Final = 200.0
 MOST_PAIRS: Final = 2000.0
 MOST_LEVELS: Final = 400
-"""Greatest numbers of jobs, pairs and levels that count. Older ones lose weight, since hosts and programs change."""
+"""Maximum numbers of jobs, pairs and levels that count. Older jobs and pairs lose weight, and older levels are dropped,
+because hosts and programs change.
+"""
 FULL: Final = 0.98
 """Utilisation from which a divisible resource counts as full: demand may have exceeded what was observed."""
 _OUTER: Final = 0.01

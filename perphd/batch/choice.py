@@ -27,9 +27,11 @@ from perphd.batch.planner import JobPlan
 from perphd.batch.start_score import StartScore, TimeLines, distances, score_on, stages_of
 
 CONSIDERED: Final = 20
-"""Jobs considered per pass. With 32 running jobs and all candidates refused, a pass takes 0.03 s of CPU time."""
+"""Maximum number of jobs considered per pass. With 32 running jobs and all candidates refused, a pass takes 0.03 s of
+CPU time.
+"""
 LEAST_PATIENCE_S: Final = 15.0
-"""Least time after which a job is overdue, in seconds."""
+"""Minimum wait after which a job may become overdue, in seconds."""
 OVERDUE: Final = "it has waited more than three times the average"
 
 
@@ -51,19 +53,19 @@ def overdue_at(view: QueueView, job: QueuedJob) -> float:
 
 
 def is_overdue(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job without a deadline ahead that has waited three times the average."""
+    """True for a job without a deadline ahead that has waited beyond ``overdue_at``."""
     return not has_deadline(view, job) and view.now_s > overdue_at(view, job)
 
 
 def is_urgent(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job for which elastic workers are frozen."""
+    """True for a job for which elastic workers may be frozen: it has a deadline ahead, or is overdue."""
     return has_deadline(view, job) or is_overdue(view, job)
 
 
 class StartChoice:
     """One pass over the candidates. ``plan``: None if none of them has a deadline.
 
-    ``causes``: why a job was chosen before older ones, by job.
+    ``causes``: why a job was chosen before older ones, by job number.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class StartChoice:
         self._scores.clear()
 
     def order(self) -> dict[int, str]:
-        """The position of each candidate that has not started, with the reason."""
+        """Describe the position of each candidate that has not started, with the reason, by job number."""
         found = dict.fromkeys(self._urgent, "by its deadline, before jobs without one")
         tier = self._tiers()
         found |= dict.fromkeys(map(_number, tier.overdue), f"before all jobs without a deadline: {OVERDUE}")
@@ -116,7 +118,7 @@ class StartChoice:
 
     def _overdue_in(self, each: StartCandidate) -> str:
         left_s = each.overdue_s - self._view.now_s
-        return f"; before all of them in {left_s:.0f} s, after three times the average wait"
+        return f"; goes before all of them in {left_s:.0f} s, having waited three times the average"
 
     def _first(self) -> QueuedJob:
         urgent = [job for number, job in self._urgent.items() if number in self._left]

@@ -1,12 +1,12 @@
-"""Choice among waiting jobs without starvation (Prophet, ICAC 2016).
+"""Chooses among waiting jobs without starvation (Prophet, ICAC 2016).
 
 Each job becomes overdue three times the average wait after its arrival. An overdue job starts before all
 others, as soon as it fits. Otherwise the choice is among the longest-waiting half, by how well a job fits the
 resources that will be available.
 
 ``next_start`` is the published rule: it omits jobs that would over-allocate too much, and the half that arrived last.
-The queue of a host (``perphd.batch.choice``) uses the same tiers. It considers the last half after the first one, since
-a host that has room for a job should not leave it waiting.
+The queue of a host (``perphd.batch.choice``) uses the same tiers. It also considers the half that arrived last, after
+the other half, because a host that has room for a job should not leave it waiting.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def longest_waiting(waiting: Sequence[StartCandidate], among: int | None = None)
 def tiers(waiting: Sequence[StartCandidate], now_s: float, among: int | None = None) -> StartTiers:
     """Divide the waiting jobs into tiers. The longest-waiting half is half of all jobs, overdue ones included.
 
-    ``among``: as for ``longest_waiting``.
+    ``among``: the number of all waiting jobs, if ``waiting`` are only those that have waited longest.
     """
     order, longest = sorted(waiting, key=_by_arrival), longest_waiting(waiting, among)
     return StartTiers(

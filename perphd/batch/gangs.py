@@ -1,13 +1,13 @@
 """Elastic jobs of the queue: each worker is a job, and the workers together are a gang.
 
-    least   workers of the core; they start together or not at all
-    most    all workers; workers beyond the core are elastic and use the remaining CPUs
+    least   number of workers of the core; they start together or not at all
+    most    number of all workers; those beyond the core are elastic and use the remaining CPUs
 
 All workers are stored at once with consecutive numbers; the first number names the gang. A slot is a running
 worker. ``perphd.batch.elastic`` decides how many elastic workers a gang may run, in thousandths of a CPU:
-cores first, then elastic workers in the order of arrival. An urgent job takes elastic workers of the youngest
-gang first; they stay frozen until it has run. When the last worker of the core has ended, no further worker
-starts; running ones continue.
+cores first, then elastic workers in the order of arrival. An urgent job takes slots of elastic workers, those of
+the youngest gang first; these workers are frozen until CPUs are free again. When the last worker of the core has
+ended, no further worker starts; running ones continue.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNITS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Running workers of one elastic job, and the bounds of their number."""
+    """Number of running workers of one elastic job, and the bounds of that number."""
 
     granted: int
     least: int
@@ -158,7 +158,7 @@ def with_urgent(shares: ElasticShares, job: QueuedJob, cpus: float) -> ElasticSh
 
 
 def revoked(gangs: Sequence[Gang], shares: ElasticShares) -> list[QueuedJob]:
-    """Running elastic workers that exceed their grant, the last of each gang first."""
+    """Running elastic workers beyond their gang's grant, the last of each gang first."""
     found = []
     for gang, granted in _grants(gangs, shares):
         running = gang.in_state(JobState.RUNNING)

@@ -1,4 +1,4 @@
-"""Distributions of the host's usage, job by job, for admission, plans and preemptions.
+"""Computes distributions of the host's usage, job by job, for admission, plans and preemptions.
 
 A waiting job has the distribution of its history; a running one has that distribution conditioned on its
 observed usage (``admission``). A job without history and observations counts by its request. ``HostLaws`` also
@@ -6,8 +6,8 @@ answers for hypothetical hosts, with jobs added, frozen or removed.
 
 A scheduling pass asks about many sets of jobs that differ in a few members. Sums are therefore kept in a
 binary tree over the positions of the jobs: a set that differs in k of n jobs costs at most k log n pairwise
-sums. Jobs are ordered by expected end, since preemption asks how much is left once the first of them have
-ended.
+sums. Jobs are ordered by expected end, because preemption asks for the usage that remains after the first of them
+have ended.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HostLaws:
         self._totals: dict[tuple[GridDistribution | None, ...], TotalUsage] = {}
 
     def _active(self, resource: str, each: ActiveJob) -> GridDistribution:
-        """Distribution of a running job's usage."""
+        """Distribution of an active job's usage. A frozen job uses only memory."""
         if resource != MEMORY and each.job.state is JobState.FROZEN:
             return self._nothing[resource]
         again = each.job.id in self._view.earlier
@@ -78,7 +78,9 @@ class HostLaws:
         return self._given(resource, each.job, usage)
 
     def _given(self, resource: str, job: QueuedJob, usage: WorkloadUsage) -> GridDistribution:
-        """Distribution of a job's use given its observed use; without a history, its request counts first."""
+        """Distribution of a job's use given its observed use. Without a history, its request counts until it has been
+        observed for ``LEAST_OBSERVED_S``.
+        """
         if not usage.prior.count and not (usage.observed.count and usage.observed_s >= LEAST_OBSERVED_S):
             return self._asked(resource, job, usage.observed.most if usage.observed.count else 0.0)
         weight = self._calibration[resource].observed_weight
@@ -87,8 +89,8 @@ class HostLaws:
     def admission(self, job: QueuedJob) -> Admission:
         """The decision whether the job is admitted beside all running work.
 
-        While no other job runs, a job is admitted regardless of its CPU request. It only runs slower, and would
-        otherwise wait forever.
+        While no other job runs, a job is admitted if its memory fits, whatever else it requests. It only runs slower,
+        and would otherwise wait forever. During an event, this does not apply to copper.
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
@@ -168,7 +170,7 @@ class HostLaws:
         return admission({name: self._risk(name, job) for name in names}).admitted
 
     def expected(self, job: QueuedJob) -> list[ExpectedSum]:
-        """Distributions that admitted ``job``, which has just been added; empty while an event keeps room free."""
+        """Distributions that admitted ``job``, which has just been added; empty while an event withholds capacity."""
         if self._view.copper_share < 1.0:
             return []
         return [

@@ -13,7 +13,7 @@ turns that evidence into an event. If it is unknown whether a job ran, the job f
 second time.
 
 A preemption freezes a job and may requeue it later; its work is then lost. Each preemption begins a backoff
-in which the job is not preempted again. The backoff doubles with every preemption.
+in which the job is not preempted again. The backoff doubles with every preemption, from 5 minutes to 6 hours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JobState(StrEnum):
     WAITING = "waiting"  # considered; its reason says why it does not run
     RUNNING = "running"
     FROZEN = "frozen"  # preempted, its memory kept
-    REQUEUED = "requeued"  # ran and lost its work; will run again
+    REQUEUED = "requeued"  # stopped, failed or never started; will start again
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -61,7 +61,7 @@ STARTABLE: Final = frozenset({JobState.QUEUED, JobState.WAITING, JobState.REQUEU
 class JobSpec:
     """A submitted job. ``deadline_s`` is on the system's clock (seconds since 1970); None: best effort.
 
-    ``groups``: supplementary groups. ``elastic``: least and greatest number of workers of an elastic job.
+    ``groups``: supplementary groups. ``elastic``: minimum and maximum number of workers of an elastic job.
     ``after``: jobs that must be done before this one starts. ``retries``: number of restarts after failures.
     ``limited``: ``memory_bytes`` is also an upper limit. ``array``: the job's index in its array, and the array's
     size. ``output``: the file to which the job's output is appended; empty: perphd keeps the output.
@@ -121,10 +121,10 @@ class JobSpec:
 class QueuedJob:
     """One job with its history. Times are on the system's clock, in seconds since 1970.
 
-    ``attempt`` counts starts, ``failures`` attempts that ended with a status other than 0. ``ran_s`` is the
-    run time of the present attempt up to ``since_s``, and ``lost_s`` that of earlier attempts whose work was
-    lost. ``boot`` is the kernel's boot id at the last start, and ``cgroup`` the control group of the present
-    attempt, once known.
+    ``attempt`` counts starts. ``failures`` counts attempts that ended with a status other than 0 or with a restart
+    of the host. ``ran_s`` is the run time of the present attempt up to ``since_s``, and ``lost_s`` that of earlier
+    attempts whose work was lost. ``boot`` is the kernel's boot id at the last start, and ``cgroup`` the control group
+    of the present attempt, once known.
     """
 
     id: int
@@ -220,7 +220,7 @@ class RequeuedFor:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """The job's processes ended. A status above 255 or below 0 comes from the observer, not from the job."""
+    """The job's processes ended. ``status``: the exit status, or 128 plus the number of the signal that killed it."""
 
     at_s: float
     status: int

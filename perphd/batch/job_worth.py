@@ -1,4 +1,7 @@
-"""Estimates for single jobs: run time, remaining time, utility, demand, cost of preemption."""
+"""Estimates for one job: run time, remaining time, utility, demand, cost of preemption.
+
+The unit of utility and cost is the utility of a best-effort job that ends at once.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +32,15 @@ from perphd.forecast.histogram import Histogram, quantile
 from perphd.forecast.running import Overrun, moved_end
 
 DEADLINE_WORTH: Final = 10.0
-"""Utility of a met deadline, in best-effort jobs that end at once (3Sigma, 5)."""
+"""Utility of a met deadline (3Sigma, 5)."""
 PATIENCE_S: Final = 24 * 3600.0
-"""Time after which best-effort work has lost all its utility."""
+"""Seconds after its submission at which a best-effort job has lost its utility, but at least an hour from now."""
 PREEMPTION_COST: Final = 1.0
-"""Cost of a preemption, in best-effort jobs. Each hour of work that may be lost costs the same again."""
+"""Cost of a preemption. Each hour of work that may be lost costs the same again."""
 UNKNOWN_RUN_S: Final = (60.0, 3600.0)
-"""Run time of a job without history: uniform up to an hour."""
+"""Run time in seconds of a job without a history: uniform between these bounds."""
 LEAST_COST: Final = 1e-3
-UNMEASURED: Final = "perphd did not measure all of its run"
+UNMEASURED: Final = "perphd did not measure enough of its run"
 PLANNED_SHARE: Final = 0.9
 """Quantile of usage for forecasts and elastic shares."""
 
@@ -112,7 +115,7 @@ def _by_work(active: ActiveJob, ran_s: float) -> tuple[WorkOutlook, float, float
 
 
 def with_overrun(active: ActiveJob, now_s: float, cycle_s: float) -> Overrun:
-    """The extended end of a job that has outlived its history."""
+    """The extended end of a job that has outlived its history. ``cycle_s``: length of the first extension."""
     history = active.outlook.run_time_s
     longest_s = history.most if history.count else 0.0
     return moved_end(active.overrun, longest_s, active.job.has_run_s(now_s), cycle_s)
@@ -121,7 +124,10 @@ def with_overrun(active: ActiveJob, now_s: float, cycle_s: float) -> Overrun:
 def utility_of(
     job: QueuedJob, run_time: RunTime, now_s: float, doubted: float = OVERESTIMATE_THRESHOLD
 ) -> Utility:
-    """The utility of completing the job, as a function of time from now."""
+    """The utility of completing the job, as a function of time from now.
+
+    ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate the job.
+    """
     if job.spec.deadline_s is None:
         waited_s = max(0.0, now_s - job.submitted_s)
         return Utility(1.0, patience_s=max(PATIENCE_S - waited_s, UNKNOWN_RUN_S[1]))
@@ -150,7 +156,7 @@ def preemption_cost(view: QueueView, active: ActiveJob, requeued: bool = False) 
 
 
 def demand_of(job: QueuedJob, outlook: JobOutlook) -> dict[str, float]:
-    """Demand of a job by resource: the quantile of usage that plans count."""
+    """Demand of a job by resource: the quantile of usage that plans assume."""
     return {
         CPU: planned_use(outlook.cpus, job.spec.cpus),
         MEMORY: planned_use(outlook.memory_bytes, float(job.spec.memory_bytes)),
@@ -158,5 +164,5 @@ def demand_of(job: QueuedJob, outlook: JobOutlook) -> dict[str, float]:
 
 
 def planned_use(seen: Histogram, unknown: float = 0.0) -> float:
-    """The use that plans count, given the observed values; ``unknown`` if there are none."""
+    """The use that plans assume, given the observed values; ``unknown`` if there are none."""
     return quantile(seen, PLANNED_SHARE) if seen.count else unknown

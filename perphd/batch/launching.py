@@ -1,4 +1,4 @@
-"""Dependencies between jobs, which decide whether a waiting job may start."""
+"""Decides which waiting jobs may start, by their dependencies on other jobs."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ WAYS: Final = "cache_ways"
 BANDWIDTH: Final = "memory_bandwidth"
 RESOURCES: Final = (CPU, MEMORY)
 SHARED: Final = (WAYS, BANDWIDTH)
-"""Resources that admission considers if the host's capacity is known."""
+"""Resources that admission considers if the host's capacity of them is known."""
 DISK: Final = "disk"
 """Bytes per second that a job reads and writes; counts for the choice of the next job, not for admission."""
 EVERY: Final = (*RESOURCES, *SHARED, DISK)
 INSTRUCTIONS: Final = "instructions"
 """Instructions per second, in measurements of jobs; a rate of work, not a resource."""
 LEAST_CEILING_CPUS: Final = 0.05
-"""Least CPUs that an event leaves a job, unless copper's share is 0: then the job is frozen."""
+"""Minimum number of CPUs that an event leaves to a copper job. If copper's share is 0, the job is frozen instead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,8 @@ class QueueView:
     """The input of one scheduling pass. ``others_*``: observed usage of everything on the host that is not a job.
 
     ``cpus`` and ``memory_bytes``: capacity for the queue and the others together. ``preempts``: copper may be
-    frozen. ``most_running``: limit of jobs with a unit. ``epsilon``: accepted P(over) by resource.
+    frozen. ``copper_share``: share of the unused capacity that copper may use; below 1 during an event.
+    ``most_running``: maximum number of jobs with a unit. ``epsilon``: accepted P(over) by resource.
     ``together``: the jobs that can start only together with a waiting job. ``workers``: elastic workers that
     could start. ``doubted``: chance to meet a deadline below which the history is assumed to over-estimate
     the job. ``calibration``: by resource. ``shared``: the host's capacity of each ``SHARED`` resource, if
@@ -130,7 +131,9 @@ class QueueView:
         return known[resource] if resource in known else self.others_shared.get(resource, Histogram())
 
     def given(self, job: QueuedJob) -> float:
-        """Upper bound of the CPUs that a waiting job may expect: batch's, less the use by others."""
+        """Upper bound of the CPUs that a waiting job may expect: those to which batch is confined, those that others
+        leave, and those that an event leaves to the job, whichever is least.
+        """
         left = max(0.0, self.cpus - (self.others_cpus.mean if self.others_cpus.count else 0.0))
         most = min(self.batch_cpus, left)
         if self.copper_share < 1.0 and not job.spec.band.protected:
@@ -143,7 +146,7 @@ class QueueView:
 
 
 def event_ceiling(copper_share: float, job: QueuedJob) -> float:
-    """The CPUs that an event leaves a copper job."""
+    """The CPUs that an event leaves to a copper job."""
     return max(LEAST_CEILING_CPUS, copper_share * job.spec.cpus)
 
 
@@ -162,8 +165,8 @@ class QueueStep:
     """The output of a scheduling pass: actions in this order. ``reasons``: why jobs wait; ``plan``: planned starts.
 
     ``revoke``: elastic workers that lose their slots. ``expected``: the distributions that admission used.
-    ``causes``: the reason for each job that starts, stops or continues; for a job that gives way, also the cost.
-    ``order``: for each waiting job that was considered, its position and the reason.
+    ``over``: P(over) by job and resource. ``causes``: why a job stops, continues, or starts before older ones; for a
+    preempted job, also the cost. ``order``: for each waiting job that was considered, its position and the reason.
     """
 
     requeue: tuple[int, ...] = ()

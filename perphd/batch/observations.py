@@ -1,4 +1,4 @@
-"""Observed usage of running jobs, and its comparison with predictions. For use in one thread at a time.
+"""Records the usage of running jobs, and compares it with predictions. For use in one thread at a time.
 
 In its first minute a job counts by its history. Its usage is then compared with its history, and the total of
 all running jobs with the distribution that admitted it. When the job is done, its peak usage is compared with
@@ -62,10 +62,10 @@ class UsageWindow:
 
 @dataclass(slots=True)
 class JobUse:
-    """Usage of one attempt so far. ``first``: peak usage in the first minute, by resource; ``scores``: normal
-    scores of those peaks in the history.
+    """Usage of one attempt so far.
 
-    ``predicted``: its run time as predicted by its work and by the clock, at 1, 2, 4, 8 ... minutes.
+    ``first``: peak usage in the first minute, by resource. ``scores``: normal scores of the first minute's mean usage
+    in the history. ``predicted``: the run time as predicted by its work and by the clock, at 1, 2, 4, 8 ... minutes.
     """
 
     attempt: int
@@ -144,7 +144,7 @@ class Observations:
             self._compare(job, use, outlook)
 
     def forget(self, job: QueuedJob, done: bool, evicted: bool = False) -> JobUse | None:
-        """Forget an ended attempt and return its usage. ``done``: learn from it how much the usage of jobs grows.
+        """Forget an ended attempt and return its usage. ``done``: learn how far usage exceeds that of the first minute.
 
         ``evicted``: remember its usage for the job's next attempt, as after a failure.
         """

@@ -1,4 +1,4 @@
-"""Plans of the batch queue: the start time of each job within a plan-ahead window (3Sigma, 4.3).
+"""Plans the start times of the queue's jobs within a plan-ahead window (3Sigma, 4.3).
 
 Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)]. Its expected consumption t
 seconds after the start is the job's demand times P(T > t). The plan maximises
@@ -8,11 +8,11 @@ seconds after the start is the job's demand times P(T > t). The plan maximises
     for every job:                 sum over o of I_jo <= 1
     for every slot and resource:   sum of k_j S_j(t - s) I_jo <= capacity - sum of k_r S_r(t) (1 - P_r)
 
-``greedy`` inserts jobs in the order of their best worth, each at its best feasible slot. It then moves single jobs to
-the front of that order as long as the plan becomes worth more, and preempts running jobs if, in the order found, the
-gain exceeds the cost. It tries each running job alone, then all jobs together that it did not preempt, less those that
-the others make unnecessary. ``program`` states the exact integer program for a solver; ``plan_of`` reads its solution.
-Greedy plans are the fallback, and the starting point of the solver.
+``greedy`` inserts jobs in the order of their best worth, each at its best feasible slot. It then moves one job at a
+time to the front of that order as long as the plan becomes worth more, and preempts running jobs if, in the order
+found, the gain exceeds the cost. It tries each running job alone, then together with the jobs that it tried before and
+did not preempt, and leaves out those that prove unnecessary. ``program`` states the exact integer program for a solver;
+``plan_of`` reads its solution. Greedy plans are the fallback, and the starting point of the solver.
 
 Later starts may rely on expected consumption. A job that starts *now* must also pass admission.
 """
@@ -31,8 +31,8 @@ from perphd.forecast.histogram import Floats
 _ROUNDING: Final = 1e-9
 _PASSES: Final = 2
 _MOVES: Final = 20
-"""Number of jobs that are moved to the front of the order, those of the greatest worth first. The limit keeps the cost
-linear.
+"""Maximum number of jobs that are moved to the front of the order, those of the greatest worth first. The limit keeps
+the cost linear.
 """
 
 
@@ -190,7 +190,7 @@ def _improved(
     running: Sequence[RunningJob],
     preempted: tuple[str, ...],
 ) -> tuple[JobPlan, Sequence[WaitingJob]]:
-    """The best plan among the orders reachable by single moves to the front, and its order."""
+    """The best plan that moving one job at a time to the front of the order finds, and the order of that plan."""
     order, start = list(jobs), _start_of(tables, running, preempted)
     best = _inserted(window, tables, order, start)
     for _ in range(_PASSES):
@@ -265,7 +265,7 @@ def _tables(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence
 
 
 def _survival(window: PlanWindow, run_time: RunTime) -> Floats:
-    """Expected consumption at the beginning of each slot; the full demand in the first."""
+    """Expected consumption at the beginning of each slot, as a share of the demand; 1 in the first."""
     held = run_time.survivals(np.arange(window.slots, dtype=np.float64) * window.slot_s)
     held[0] = 1.0
     return held

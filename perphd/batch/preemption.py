@@ -51,7 +51,8 @@ def preempted_for(
 ) -> PreemptionPlan | None:
     """Make room on ``host`` for a job that was refused with ``answer``.
 
-    Returns None and changes nothing if the cost exceeds the gain. ``spared``: jobs that this pass has already acted on.
+    Returns None and changes nothing if preemptions cannot make enough room, or if their cost is not below the gain.
+    ``spared``: jobs that this pass has already acted on.
     """
     lacking = [name for name, over in answer.over.items() if over > view.epsilon[name]]
     freezes = MEMORY not in lacking
@@ -82,11 +83,11 @@ def preempted_for(
 
 
 def _reason(job: QueuedJob, lacking: Sequence[str], cost: float, gain: float) -> str:
-    """Why a job gives way to ``job``, with the cost and the gain in the planner's unit."""
+    """Why a job gives way to ``job``, with the cost and the gain (unit: see ``job_worth``)."""
     what = " and ".join(_WORDS.get(name, name) for name in lacking)
     return (
-        f"job {job.id} needs its {what} to meet a deadline (cost {cost:.2f}, gain {gain:.2f}, "
-        "in best-effort jobs)"
+        f"job {job.id} needs its {what} to meet a deadline (cost {cost:.2f}, gain {gain:.2f}; "
+        "a best-effort job is worth 1)"
     )
 
 
@@ -107,7 +108,7 @@ def _freed(host: HostLaws, lacking: Sequence[str], number: int) -> float:
 
 
 def _fewest(host: HostLaws, before: Saved, job: QueuedJob, most: int, take: Callable[[int], None]) -> int:
-    """The least n for which ``job`` is admitted after ``take(n)``; greater than ``most`` if there is none."""
+    """The smallest n for which ``job`` is admitted after ``take(n)``; greater than ``most`` if there is none."""
 
     def admitted(count: int) -> bool:
         host.restored(before)

@@ -1,4 +1,4 @@
-"""The interface through which the queue starts jobs on a host; the implementation is elsewhere."""
+"""The interface through which the queue starts jobs on a host; ``perphd.isolation`` implements it."""
 
 from __future__ import annotations
 

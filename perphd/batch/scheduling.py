@@ -12,11 +12,12 @@ wait. While an overdue job does not fit, only jobs with deadlines start; otherwi
 indefinitely.
 
 Copper jobs make room for a job with a deadline that is not admitted, if waiting would cost it more
-(``preemption``). A frozen job continues when no urgent job waits. An admitted job with a deadline starts even
-if it is planned for later, unless a job before it was refused: otherwise no job waits for that room.
+(``preemption``). A frozen job continues when the host has room for it and no job with a deadline waits. An
+admitted job with a deadline starts even if it is planned for later, unless another one was refused before it and may
+need that room.
 
-The core of an elastic job starts as a whole. Its other workers start on the CPUs that all fitting jobs have
-left, and are the first to be frozen for an urgent job (``gangs``).
+The core of an elastic job starts as a whole. Its other workers start on the CPUs that are left when all fitting
+jobs have started, and are the first to be frozen for an urgent job (``gangs``).
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from perphd.batch.preemption import preempted_for
 SLOTS: Final = 20
 SLOT_S: Final = (15.0, 600.0)
 TRIED_PREEMPTIONS: Final = 4
-"""Jobs per pass for which preemption is tried; all compete for the same room."""
+"""Maximum number of jobs per pass for which preemption is tried; all compete for the same room."""
 ROOM_AGAIN: Final = "the host has room for it again"
-NOT_ENFORCED: Final = "no job is enforced any longer, so none may stay frozen"
+NOT_ENFORCED: Final = "no job is in mode enforce any longer, so none may stay frozen"
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
 
 
@@ -104,7 +105,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
                 held_up = job
     for job in view.waiting:
         if job.id not in reasons and job.id not in starts:
-            reasons[job.id] = f"{len(tried)} jobs are before it"
+            reasons[job.id] = f"{len(tried)} jobs are ahead of it"
     standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
     urgent_waits = any(has_deadline(view, job) and job.id not in starts for job in tried)
     thawed = [
@@ -173,7 +174,7 @@ def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -
     accepted = f"accepted: {view.epsilon[CPU]:.0%} for CPUs, {view.epsilon[MEMORY]:.0%} for memory"
     said = f"{' and '.join(words)} ({accepted})"
     if view.copper_share < 1.0 and not job.spec.band.protected:
-        left = f"{view.copper_share:.0%} of the unused part" if view.copper_share > 0.0 else "nothing"
+        left = f"{view.copper_share:.0%} of the host's unused part" if view.copper_share > 0.0 else "nothing"
         return f"an event leaves copper {left}{f': {said}' if words else ''}"
     return f"the host has no room: {said}"
 
@@ -181,7 +182,7 @@ def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -
 def planned(
     view: QueueView, host: HostLaws, tried: Sequence[QueuedJob], improve: Improve | None = None
 ) -> JobPlan | None:
-    """The plan for the candidates; None if none has a deadline: they then start in order."""
+    """The plan for the candidates; None if none has a deadline, because they then start in order."""
     if not any(has_deadline(view, job) for job in tried):
         return None
     window, waiting, running = stated(view, host, tried)

@@ -1,10 +1,11 @@
-"""Division of a contended host's CPU among tasks, and the order of evictions (DistSched, 5.1.3, 5.4.1).
+"""Divides a contended host's CPU among tasks, and orders evictions (DistSched, 5.1.3, 5.4.1).
 
 CPU is soft. Every task is entitled to capacity * request / sum of requests. The unused part of a task's
 entitlement is divided among tasks that need more, in proportion to their requests, until all are satisfied or
 nothing is left (water-filling).
 
-Memory is hard. Batch is evicted first, then the workload furthest beyond its entitlement, then the largest.
+Memory is hard. Only copper is evicted: the workload furthest beyond its entitlement first, and the largest first
+among equals.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The exact plan, in a short-lived process: ``python -m perphd.batch.solver`` solves one integer program with HiGHS.
+"""Finds the exact plan in a short-lived process: ``python -m perphd.batch.solver`` solves one integer program by HiGHS.
 
 The process reads one JSON object from standard input (worth, rows, bounds, start, time_limit_s), and writes one to
-standard output: the solution, or null if HiGHS found none that is worth more than the start. HiGHS is an optional
+standard output: the solution, or null if HiGHS found none. The caller checks it (``better``). HiGHS is an optional
 dependency (the extra ``worker``), and the daemon never imports it.
 """
 

@@ -1,4 +1,4 @@
-"""Fit of a job that starts now: the F/O score over all shared resources (Prophet).
+"""Scores how a job that starts now fits the shared resources: unused and over-allocated areas (Prophet).
 
 For each resource, the use by running jobs forms a time line (``perphd.qos.availability``):
 
@@ -71,7 +71,7 @@ class CacheFill:
 
 @dataclass(frozen=True, slots=True)
 class ResourceScore:
-    """A candidate on one resource. ``unused``, ``over``: weighted areas in the resource's unit times seconds.
+    """Fit of a candidate on one resource. ``unused``, ``over``: weighted areas in the resource's unit times seconds.
 
     ``overall``: 0.7 ``over`` + 0.3 ``unused``. ``available``: the time line from now on; negative: over-allocated.
     """
@@ -124,7 +124,7 @@ class TimeLines:
         self._lines.clear()
 
     def of(self, resource: str) -> tuple[float, tuple[AvailableInterval, ...]] | Unavailable:
-        """The capacity and the line of one resource."""
+        """The capacity and the time line of one resource."""
         if resource not in self._lines:
             found = self._found(resource)
             if isinstance(found, Unavailable):
@@ -162,7 +162,7 @@ def start_score(
 
 
 def score_on(lines: TimeLines, stages: Sequence[CandidateStage]) -> StartScore:
-    """The score of a candidate on these lines."""
+    """The score of a candidate on these time lines."""
     left_out: dict[str, str] = {}
     known: dict[str, tuple[float, tuple[AvailableInterval, ...]]] = {}
     for name in SCORED:
@@ -198,8 +198,9 @@ def score_on(lines: TimeLines, stages: Sequence[CandidateStage]) -> StartScore:
 
 
 def distances(scores: Mapping[int, StartScore]) -> dict[int, float]:
-    """The norm of each candidate over the resources that the choice counts and that at least one candidate is known to
-    use.
+    """The norm of each candidate over the resources of ``CHOSEN_BY`` that at least one candidate is known to use.
+
+    A candidate whose use of a resource is not known gets the mean of the others there.
     """
     parts = {
         number: {

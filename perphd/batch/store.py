@@ -1,4 +1,4 @@
-"""Persistent jobs: an interface of four functions, and an SQLite implementation.
+"""Stores jobs persistently: an interface of four functions, and an SQLite implementation.
 
 Every transition is one transaction, on disk before ``apply`` returns (WAL with ``synchronous = FULL``). If a process is
 killed at any moment, each job is before or after a transition, never between. Transitions read, decide and write under

@@ -1,4 +1,4 @@
-"""Expected utility of starting a job at a given time, from its run-time distribution (3Sigma, 4.2 and 4.3.2).
+"""Computes the expected utility of a start at a given time from the run-time distribution (3Sigma, 4.2 and 4.3.2).
 
     E[U(s)] = integral over t of U(s + t) f(t) dt       s: start, f: density of the run time
 

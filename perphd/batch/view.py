@@ -1,4 +1,4 @@
-"""The batch queue as clients, the status and metrics present it."""
+"""The queue's jobs in the form shown to clients, in the status and in metrics."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class JobDetail:
     """Details of a job that only its owner and administrators see.
 
     Times are in seconds since 1970. ``ran_s``: run time of the present attempt; ``lost_s``: of earlier ones.
-    ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: attempts with a
-    status other than 0. ``elastic``: least and greatest number of workers, for a worker of an elastic job.
+    ``array``: index and size. ``output``: the file that the job's owner named. ``failures``: number of failed
+    attempts. ``elastic``: minimum and maximum number of workers, for a worker of an elastic job.
     ``order``: position of a waiting job in the queue, with the reason; empty unless the next pass considers the job.
     """
 
@@ -71,7 +71,7 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One job. ``detail`` is None for a job of another user."""
+    """One job. ``detail``: None if the reader may not see it."""
 
     id: int
     name: str

@@ -16,8 +16,8 @@ A job that has done more than every earlier one is assumed to be half complete (
 end moves by exponential increments instead (``perphd.forecast.running``).
 
 The prediction with the smaller errors is used. At 1, 2, 4, 8 ... minutes of its run, both predict when a job ends. The
-history keeps the share of work in the sum of both errors. Before three jobs are scored, the quantity that varies less
-among earlier jobs is used; work may vary slightly more, since it follows the allocation.
+history keeps the share that errors by work have in the sum of both errors. Before three jobs are scored, the quantity
+that varies less among earlier jobs is used; work may vary slightly more, since it follows the allocation.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from perphd.domain.quick import replace
 from perphd.forecast.histogram import Histogram, quantiles, shares_to, survival
 
 LEAST_SCORED: Final = 3
-"""Number of jobs with scored predictions from which the errors decide which prediction is used."""
+"""Minimum number of jobs with scored predictions before the errors decide which prediction is used."""
 NEAR: Final = 1.15
 """Factor by which work may vary more than the run time and still be used."""
 LEAST_CPUS: Final = 0.05
 """CPU use, in CPUs, below which a job waits for other resources: its CPU time does not predict its end."""
 LEAST_RATE_RATIO: Final = 0.01
-"""Least rate that is assumed for a running job, as a share of the usual rate."""
+"""Minimum rate that is assumed for a running job, as a share of the usual rate."""
 FIRST_LOOK_S: Final = 60.0
 """Seconds of observation after which a rate counts as measured and the first scored prediction is made."""
 SEEN_SHARE: Final = 0.9
-"""Share of its run for which a job must have been measured for its work to be known."""
+"""Minimum share of its run for which a job must have been measured for its work to be known."""
 UNSEEN_S: Final = 15.0
 """Seconds of a run of any length that may be unmeasured, because measurements come every few seconds."""
 RATE_SHARE: Final = 0.25
@@ -66,8 +66,8 @@ class WorkKind(StrEnum):
 class WorkOutlook:
     """The work of earlier jobs and their usual rate (work per second).
 
-    ``cpus``: CPUs that they used on average; ``peak_cpus``: at most, over some seconds. ``error_share``: the share of
-    work in the sum of both errors, None before enough jobs are scored.
+    ``cpus``: CPUs that they used on average; ``peak_cpus``: CPUs that they used at most, over some seconds.
+    ``error_share``: the share that errors by work have in the sum of both errors, None before enough jobs are scored.
     """
 
     kind: WorkKind
@@ -107,7 +107,7 @@ class WorkDone:
         )
 
     def of(self, kind: WorkKind, ran_s: float) -> tuple[float, float] | None:
-        """Work done and present rate of a kind; None if part of the run was not measured."""
+        """Work done and present rate of a kind; None if too much of the run was not measured (``SEEN_SHARE``)."""
         seen_s = self.counted_s if kind is WorkKind.INSTRUCTIONS else self.seconds
         if seen_s < min(SEEN_SHARE * ran_s, ran_s - UNSEEN_S):
             return None
@@ -133,7 +133,7 @@ class RunTimeBasis:
 
 
 def stretched(cpus: float, peak_cpus: float, given: float) -> float:
-    """CPUs used on average with at most ``given``; ``cpus`` are used on average without a limit."""
+    """Mean CPU use of a job that may use at most ``given`` CPUs. ``cpus``: its mean use without a limit."""
     if given >= peak_cpus or cpus <= 0.0:
         return cpus
     return 1.0 / (1.0 / cpus + 1.0 / max(given, LEAST_CPUS) - 1.0 / max(peak_cpus, cpus))
@@ -188,7 +188,7 @@ def spread(law: Histogram) -> float:
 
 
 def error_share(predicted: Sequence[tuple[float, float]], ran_s: float) -> float | None:
-    """The share of work's errors in the sum of both errors; None without predictions.
+    """The share that errors by work have in the sum of both errors; None without predictions.
 
     ``predicted``: pairs of run times in seconds, predicted by work and by the clock.
     """

@@ -43,7 +43,7 @@ class AskingPod:
 
     @property
     def amounts(self) -> Amounts:
-        """Its requests."""
+        """The pod's requests."""
         return Amounts(self.pod.cores, int(self.pod.memory_bytes))
 
 
@@ -57,7 +57,7 @@ def quantity(value: object) -> float:
 
 
 def exact_quantity(value: object) -> Fraction:
-    """Parse a Kubernetes quantity without rounding. Raises as ``quantity``."""
+    """Parse a Kubernetes quantity without rounding. Raises ExtenderError if it is invalid or negative."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = repr(value)
     found = None
@@ -75,7 +75,7 @@ def exact_quantity(value: object) -> Fraction:
 
 
 def asking_pod(data: Any) -> AskingPod:
-    """The pod of a call, with the requests that the scheduler counts.
+    """The pod of a call, with the requests that count for the scheduler.
 
     A pod is copper if its label or annotation says so, or if it requests copper's extended resources.
 

@@ -1,6 +1,6 @@
-"""kube-scheduler's calls to an extender, read from JSON without decoding their nodes. Pure.
+"""Reads kube-scheduler's calls to an extender from JSON without decoding their nodes. Pure.
 
-With 5,000 nodes, a call with whole nodes (``nodeCacheCapable: false``) has 20 MB. Only the nodes' names are decoded.
+With 5,000 nodes, a call with whole nodes (``nodeCacheCapable: false``) takes 20 MB. Only the nodes' names are decoded.
 The answer contains the original bytes of each node, so nodes are never encoded either.
 """
 
@@ -58,7 +58,10 @@ class _CallForNodes(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchedulerCall:
-    """A filter or prioritize call. ``nodes``: the candidates as sent; None if the call names them or needs no nodes."""
+    """A filter or prioritize call.
+
+    ``nodes``: the candidates as sent; None if the call only names them or its answer does not contain them.
+    """
 
     pod: Any
     names: Sequence[str]
@@ -86,7 +89,7 @@ def prioritize_call(data: bytes) -> SchedulerCall:
 
 
 def filter_call(data: bytes) -> SchedulerCall:
-    """Read a filter call, and keep its nodes for the answer. Raises as ``prioritize_call``."""
+    """Read a filter call, and keep its nodes for the answer. Raises ExtenderError if it is not such a call."""
     read = _read(_FOR_NODES, data)
     if read.NodeNames is not None:
         return SchedulerCall(read.Pod, read.NodeNames)
@@ -101,7 +104,7 @@ def filter_call(data: bytes) -> SchedulerCall:
 
 
 def json_value(data: bytes) -> Any:
-    """The JSON value of another call. Raises ExtenderError if it is not JSON."""
+    """The JSON value of a call of another kind. Raises ExtenderError if it is not JSON."""
     return _read(_ANYTHING, data)
 
 

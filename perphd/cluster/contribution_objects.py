@@ -1,4 +1,4 @@
-"""Contributions of hosts as ConfigMaps: their form, and the selection that a node reads. Pure.
+"""Represents hosts' contributions as ConfigMaps, and selects those that a node reads. Pure.
 
 Each node has one ConfigMap, named after it and owned by the Node object, in a namespace that holds only contributions.
 It holds the host's document as the daemon wrote it, under the contributor ``NODE@kubernetes``. A ConfigMap counts only
@@ -30,9 +30,9 @@ SELECTOR: Final = f"{LABEL}=true,!{WITHDRAWN}"
 APPLICATIONS: Final = "perphd.io/applications"
 KEY: Final = "contribution.json"
 SUFFIX: Final = "@kubernetes"
-"""Suffix of the names under which the folder holds the documents of other nodes."""
+"""Suffix of the names under which the daemon's folder holds the documents of other nodes."""
 EXPIRE_S: Final = 30 * 86400.0
-"""Age from which a document is neither published nor read."""
+"""Age in seconds from which a document is neither published nor read."""
 HOSTS_PER_APPLICATION: Final = 64
 MOST_HOSTS: Final = 256
 MOST_APPLICATIONS: Final = 512
@@ -43,7 +43,7 @@ _NODE: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,252}\Z")
 
 @dataclass(frozen=True, slots=True)
 class ListedContributions:
-    """A contribution in the cluster. ``version``: changes with its content."""
+    """A node's contribution in the cluster. ``version``: changes with its content."""
 
     node: str
     version: str
@@ -86,7 +86,7 @@ def config_map(node: str, node_uid: str, said: Contribution) -> dict[str, Any]:
     """The ConfigMap with this host's document.
 
     Raises:
-        ContributionRefused: it contains a value that readers would refuse.
+        ContributionRefused: readers would refuse the document, or ``node`` is not a valid name.
     """
     text = to_text(msgspec.structs.replace(said, contributor=carried_name(node)))
     applications = sorted({each.topic.application for each in said.statistics})
@@ -123,7 +123,8 @@ def document_in(item: Any) -> Contribution:
     """The document in a ConfigMap.
 
     Raises:
-        ContributionRefused: it is foreign, too large, damaged, or about another host.
+        ContributionRefused: the ConfigMap is not a contribution, or its document is too large, damaged, or of another
+            host.
     """
     found = _object(item)
     name = listed(item).node

@@ -16,15 +16,15 @@ NODE_TTL_S: Final = 30.0
 
 
 def is_current(made_s: float, ttl_s: float, now_s: float) -> bool:
-    """True if less than ``ttl_s`` has passed. False also if ``made_s`` is more than ``ttl_s`` in the future, because
-    the clock was then set back.
+    """True if at most ``ttl_s`` has passed since ``made_s``. False also if ``made_s`` is more than ``ttl_s`` in the
+    future, because the clock was then set back.
     """
     return abs(now_s - made_s) <= ttl_s
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAmounts:
-    """CPUs and memory."""
+    """An amount of CPUs and one of memory."""
 
     cpus: Reading
     memory_bytes: Reading
@@ -54,7 +54,7 @@ class CopperRoom:
     ``offered``: capacity for all of copper. ``used``: the part that running copper uses. ``allocatable``: the part left
     for a new pod. ``margin``: capacity held back for forecast errors. ``source``: ``queue`` (the batch queue's
     back-tested offer) or ``forecast``. ``reason``: why the capacity is less than expected; empty if it is not.
-    ``starved_s``: the longest time, up to now, for which a copper workload has waited for a CPU without getting any.
+    ``starved_s``: the longest wait of a copper workload that is still waiting for a CPU and has got none meanwhile.
     """
 
     offered: NodeAmounts
@@ -80,7 +80,11 @@ class UnitCost:
 
 @dataclass(frozen=True, slots=True)
 class NodeLra:
-    """One LRA: its state, its score against its target (1 meets it), and the cost of one unit less of each resource."""
+    """One LRA: its state, its score against its target (1 meets it), and the cost of one unit less of each resource.
+
+    ``protected``: the allocation in force; None: there is none. ``support``: effective number of samples behind the
+    predicted costs.
+    """
 
     name: str
     health: Health
@@ -127,7 +131,7 @@ class NodeDocument:
     """The state of one node.
 
     ``generation``: changes whenever the node's offer does; reservations name it. ``made_unix_s``, ``ttl_s``: the
-    document is stale after their sum. ``confidence``: 0 to 1, the least over all LRAs; 1 without LRAs.
+    document is stale after their sum. ``confidence``: 0 to 1, that of the least certain LRA; 1 without LRAs.
     """
 
     generation: int

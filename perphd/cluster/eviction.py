@@ -2,10 +2,10 @@
 
 Copper is short of room if one of these holds without a break for ``after_s`` seconds:
     starved   a copper workload has waited for a CPU for ``after_s`` without getting any
-    memory    copper uses more memory than the node offers to it, by more than 2 % of the node
+    memory    copper uses more memory than the node offers to it, by more than 2 % of the node's memory
 
-CPU time that copper uses beyond its offer is no reason: perphd throttles copper, and only a starved workload makes no
-progress.
+CPU time that copper uses beyond its offer is not a reason: perphd throttles copper, and only a starved workload makes
+no progress.
 
 Pods are evicted one at a time: the next one at least ``SETTLE_S`` later, and only after the last one is gone. While the
 shortage lasts, the pause doubles up to ``MOST_PAUSE_S``. The choice falls on the copper pod of the lowest priority and,
@@ -30,11 +30,11 @@ from perphd.qos.bands import QosBand
 
 AFTER_S: Final = 300.0
 SETTLE_S: Final = 60.0
-"""Least pause after an eviction: memory returns, and the forecasts follow, within a minute."""
+"""Minimum pause in seconds after an eviction: memory returns, and the forecasts follow, within a minute."""
 MOST_PAUSE_S: Final = 900.0
 _PAUSES: Final = BackoffRule(SETTLE_S, MOST_PAUSE_S)
 REFUSED_S: Final = 60.0
-"""Least pause for one pod after its eviction was refused."""
+"""Minimum pause in seconds for one pod after its eviction was refused."""
 _MIRROR: Final = "kubernetes.io/config.mirror"
 
 
@@ -67,14 +67,17 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A pod to evict, with the reason for people."""
+    """A pod to evict, with the reason for the event and the log."""
 
     pod: CopperPod
     reason: str
 
 
 def copper_pods(pods: Iterable[Any]) -> list[CopperPod]:
-    """The pods (API objects) that may be evicted."""
+    """The pods that may be evicted: running copper pods that a DaemonSet or the node does not own.
+
+    ``pods``: API objects.
+    """
     found = []
     for pod in pods:
         metadata, status = optional(pod, "metadata"), optional(pod, "status")
@@ -118,15 +121,15 @@ def considered(
     now_s: float,
     after_s: float = AFTER_S,
 ) -> tuple[Eviction | None, Shortage]:
-    """Decide after a new document of the node; also returns the state to keep.
+    """Decide whether to evict a pod now, and which; also returns the state to keep.
 
     Args:
-        look: the node's document.
+        look: the node's present document, or why there is none.
         pods: API objects of this node's pods.
         present: UIDs of all pods that are still on the node.
         before: the state after the last check.
         now_s: monotonic time.
-        after_s: how long copper must be short of room.
+        after_s: seconds for which copper must be short of room.
     """
     if isinstance(look, Unavailable):
         return None, replace(before, since_s=None)
@@ -152,8 +155,8 @@ def considered(
         (each for each in candidates if each.priority == lowest), key=lambda each: (each.started, each.uid)
     )
     reason = (
-        f"copper on this node uses {format_bytes(int(over))} more memory than is left for it, "
-        f"for {now_s - since_s:.0f} s"
+        f"copper on this node uses {format_bytes(int(over))} more memory than the node offers to it, "
+        f"and has exceeded the offer for {now_s - since_s:.0f} s"
         if is_over and since_s is not None
         else f"copper on this node has waited for a CPU for {starved_s:.0f} s"
     )
@@ -173,7 +176,7 @@ def left_alone(shortage: Shortage, uid: str, now_s: float, pause_s: float = 0.0)
 
 
 def memory_excess(document: NodeDocument) -> float:
-    """Bytes that copper uses beyond its offer; 0 if that is less than 2 % of the node, or unknown."""
+    """Bytes that copper uses beyond its offer; 0 if that is at most 2 % of the node's memory, or unknown."""
     offered, used = document.copper.offered.memory_bytes, document.copper.used.memory_bytes
     whole = document.capacity.memory_bytes
     if not available(offered) or not available(used) or not available(whole):

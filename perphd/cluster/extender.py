@@ -2,7 +2,7 @@
 
     filter       a node stays if the policy finds it feasible and, for a copper pod, copper has room
     prioritize   1 to 10: position of a node's score between the worst and the best candidate; 0: unknown.
-                 Services of unknown interference (``unprofiled``): position between 0 and 1
+                 For a service of unknown interference (``unprofiled``): the score's position between 0 and 1
     preempt      a node stays only if every victim there is copper: gold and silver are never preempted
 
 The scheduler sends node names (``nodeCacheCapable: true``) or whole nodes (``calls`` reads both); the answer has the
@@ -44,7 +44,7 @@ from perphd.qos.ledger import Amounts
 MOST_PRIORITY: Final = 10
 NEUTRAL_PRIORITY: Final = 0
 MOST_EXPLAINED: Final = 10
-"""Number of candidates listed in an explanation, best first."""
+"""Maximum number of candidates listed in an explanation, best first."""
 _ROUNDING: Final = 1e-9
 _MADE, _TTL, _CPUS, _MEMORY = range(4)
 
@@ -94,7 +94,7 @@ class KnownNodes:
         self._table[row, _CPUS:] = left.cpus, left.memory_bytes
 
     def forget(self, node: str) -> None:
-        """Remove a node. The next new node takes its row, so nodes that come and go cost no memory."""
+        """Remove a node. The next new node takes its row, so memory does not grow as nodes come and go."""
         self.slots.pop(node, None)
         if self.documents.pop(node, None) is not None:
             self.fleet.remove(node)
@@ -121,8 +121,9 @@ class Judged:
     """The policy's verdict on one call.
 
     ``names``: the candidates. ``places``: indices in ``names`` of those with a fresh document. ``scores``: their
-    scores. ``roomy``: mask of those with room for a copper pod (all, for other pods). ``stale``: indices of candidates
-    with a stale document. ``fallback``: their balanced scores. ``bounded``: scores are positions between 0 and 1.
+    scores. ``roomy``: mask of those with room for a copper pod (all, for other pods). ``room``: CPUs and bytes that
+    copper may still take on each. ``stale``: indices of candidates with a stale document. ``fallback``: their balanced
+    scores. ``bounded``: scores are positions between 0 and 1.
     """
 
     asked: AskingPod
@@ -161,7 +162,7 @@ class Judged:
             if feasible.any():
                 values = scores.score[feasible]
                 least, most = float(values.min()), float(values.max())
-                # The scheduler judges small differences of requests, because it knows newer requests than the
+                # Small differences in requests are left to the scheduler, which knows newer requests than the
                 # documents.
                 if self.bounded and scores is self.scores:
                     share = np.clip(values, 0.0, 1.0)
@@ -217,7 +218,7 @@ def judged(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) ->
 
 
 def filtered(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) -> dict[str, Any]:
-    """The API's answer to a filter call. Raises as ``judged``."""
+    """The API's answer to a filter call. Raises ExtenderError if the call's pod is invalid."""
     return filter_answer(judged(known, call, policy, now_s), call)
 
 
@@ -233,7 +234,10 @@ def filter_answer(verdict: Judged, call: SchedulerCall) -> dict[str, Any]:
 
 
 def prioritized(known: KnownNodes, call: SchedulerCall, policy: str, now_s: float) -> list[dict[str, Any]]:
-    """The API's answer to a prioritize call: every candidate with 0 to 10. Raises as ``judged``."""
+    """The API's answer to a prioritize call: every candidate with 0 to 10.
+
+    Raises ExtenderError if the call's pod is invalid.
+    """
     return priority_answer(judged(known, call, policy, now_s))
 
 

@@ -1,4 +1,4 @@
-"""Predicted cost of a pod to each LRA and to this node. Pure; changes nothing.
+"""Predicts the cost of a pod to each LRA and to this node. Pure; changes nothing.
 
     score       predicted performance over the tolerated one, under the settings in force; 1 meets the target
     loss        1 - score with the pod / score without it, of each LRA
@@ -58,7 +58,7 @@ class PodQuestion:
 
 
 class PresentScores:
-    """Scores of LRAs without the pod, shared by all questions between two rounds."""
+    """Scores of LRAs without the pod, shared by all questions about one tick."""
 
     def __init__(self) -> None:
         self._tick = -1

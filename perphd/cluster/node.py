@@ -1,11 +1,11 @@
-"""The node document, from one snapshot and the newest forecasts. Pure.
+"""Makes the node document from one snapshot and the newest forecasts. Pure.
 
     reserved    declared memory reservations and reserved CPUs of protected workloads: LRAs and gold or silver batch.
                 A protected workload without a reservation counts with its predicted use.
     predicted   the sum of the protected workloads' 99 % bounds of the next minute, as if all reached them at once
-    copper      ``qos.overcommit.slack`` of both, less the use by running copper; memory stays within 80 % of the host
-                with the use by others
-    sensitivity the model's answer with one unit less, over its answer for the allocation in force
+    copper      offered: ``qos.overcommit.slack`` of both; memory stays within 80 % of the host with the use by others.
+                allocatable: the offer less the use by running copper and the amounts held in the ledger
+    sensitivity 1 - the predicted score with one unit less / the predicted score of the allocation in force
 
 If the batch queue publishes an offer (``qos.offers``), that offer is used, because it learns from past windows. Batch
 outside the queue then counts twice, as predicted use and as running copper, which errs on the safe side.
@@ -106,12 +106,12 @@ def protected(view: WorkloadView) -> bool:
 
 
 def is_protected(spec: WorkloadSpec) -> bool:
-    """``protected``, decided by the declaration alone."""
+    """True for workloads for which copper must leave room, by their declaration alone; see ``protected``."""
     return spec.band != "copper" if spec.kind is Kind.LRA else spec.band in ("gold", "silver")
 
 
 def present(view: WorkloadView) -> Sample | None:
-    """Its sample, or None if its cgroup is gone."""
+    """The workload's latest sample; None if there is none, or if its cgroup is gone."""
     sample = view.sample
     return None if sample is None or sample.has(Quality.GONE) else sample
 
@@ -234,7 +234,7 @@ class OfferToCopper:
 def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopper:
     """The batch queue's offer if there is one, reduced by events; else an offer from forecasts.
 
-    Never includes use by undeclared work.
+    Capacity that undeclared work uses is never offered.
     """
     published = queue.offer if queue is not None else None
     if queue is not None and published is not None:

@@ -1,12 +1,12 @@
-"""The part of its document that a node publishes, with hysteresis. Pure; called once per look.
+"""Decides what a node publishes, with hysteresis. Pure; called once per round of the publisher.
 
-    level      CPUs and memory for copper: a decrease takes effect at once; an increase after two looks, with the lesser
-               value of the two. Changes below 2 % of the node wait. Memory never takes the host beyond 80 %, a limit
-               for which the smallest change counts.
-    taint      set at the second look without room or with a degraded LRA, at once without a daemon; removed
-               after three looks in a row with at least 5 % of the node for copper and no degraded LRA
+    level      CPUs and memory for copper: a decrease takes effect at once; an increase after two rounds in a row, with
+               the lesser value of the two. Changes below 2 % of the node wait. Memory for copper never takes the host's
+               use beyond 80 %; for this limit, the smallest change takes effect at once.
+    taint      set in the second round in a row without room or with a degraded LRA, at once without a daemon; removed
+               after three rounds in a row with at least 5 % of the node for copper and no degraded LRA
     conditions CopperAvailable and LrasOnTarget
-    notices    an LRA that was degraded at two looks, and one that was not for two looks again
+    notices    an LRA that was degraded in two rounds in a row, and later one that was not in two rounds in a row
 
 Without a document (the daemon does not answer), nothing is offered, because no daemon would protect the LRAs from new
 work.
@@ -25,7 +25,7 @@ from perphd.qos.bands import MEMORY_LIMIT_RATIO
 
 STEP_RATIO: Final = 0.02
 LEAST_RATIO: Final = 0.02
-"""Least share of the node's CPUs and memory that counts as room for copper."""
+"""Minimum share of the node's CPUs and memory that counts as room for copper."""
 ENOUGH_RATIO: Final = 0.05
 LOOKS_TO_TAINT: Final = 2
 LOOKS_TO_UNTAINT: Final = 3
@@ -66,11 +66,12 @@ class NodeNotice:
 
 @dataclass(frozen=True, slots=True)
 class KeptPublication:
-    """State between looks.
+    """State between rounds.
 
-    ``published``: last published level; None before the first look. ``seen``: level of the last look. ``poor``,
-    ``rich``: number of consecutive looks that call for setting or removing the taint. ``announced``: LRAs last
-    announced as degraded. ``changing``: consecutive looks at which an LRA contradicted its last announcement.
+    ``published``: last published level; None before the first round. ``seen``: level offered in the last round.
+    ``poor``, ``rich``: number of consecutive rounds that call for setting or removing the taint. ``announced``: LRAs
+    last announced as degraded. ``changing``: number of consecutive rounds in which an LRA contradicted its last
+    announcement.
     """
 
     published: Level | None = None
@@ -84,7 +85,7 @@ class KeptPublication:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """State to publish."""
+    """The publication of one round."""
 
     level: Level
     is_tainted: bool
@@ -93,7 +94,10 @@ class Publication:
 
 
 def decided(look: NodeDocument | Unavailable, before: KeptPublication) -> tuple[Publication, KeptPublication]:
-    """Decide what to publish after one more look; also returns the state to keep."""
+    """Decide what to publish in this round; also returns the state to keep.
+
+    ``look``: the daemon's document, or why there is none.
+    """
     if isinstance(look, Unavailable):
         conditions = (
             NodeCondition("perphd.io/CopperAvailable", "False", "NoDaemon", look.reason),
@@ -148,7 +152,7 @@ def _most_memory(document: NodeDocument) -> int:
 
 
 def _followed(document: NodeDocument, offered: Level, before: KeptPublication) -> Level:
-    """The level to publish: follows decreases at once, and increases at the second look."""
+    """The level to publish: follows decreases at once, and increases in the second round."""
     if before.published is None:
         return offered
     held = offered.lesser(before.seen) if before.seen is not None else offered

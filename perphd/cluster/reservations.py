@@ -4,10 +4,10 @@
     reservations of configured workloads    one holding of the band "system"
     remaining offer to copper              the offer less what running copper already uses
 
-A change of room invalidates all answers that schedulers hold, so small changes are delayed: a decrease by 2 % of the
-node takes effect at once, any other change of 2 % after ten seconds. Reservations are bookkeeping and change nothing on
-the host. They are kept in memory: a restart forgets them and starts with a higher generation, so that no earlier answer
-is accepted.
+A change of room invalidates all answers that schedulers hold, so it waits until it is large enough. A decrease by more
+than 2 % of the node takes effect at once, an increase by more than 2 % no sooner than ten seconds after the last
+adjustment. Reservations are bookkeeping and change nothing on the host. They are kept in memory: a restart forgets them
+and starts with a higher generation, so that no earlier answer is accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perphd.qos.ledger import (
 
 REFRESH_S: Final = 10.0
 STEP_RATIO: Final = 0.02
-"""Least change of room, as a share of the node, that takes effect."""
+"""Minimum change of room, as a share of the node, that takes effect."""
 BANDS: Final = (QosBand.COPPER, QosBand.SILVER)
 """Bands that can be reserved from outside. Gold owns cores assigned by the node's configuration."""
 

@@ -1,4 +1,4 @@
-"""Room for copper pods, held in the node's NodeProfile object until the node itself sees them run. Pure.
+"""Holds room for copper pods in the node's NodeProfile object until the node itself sees them run. Pure.
 
 A slot is an entry of ``spec.reservations``. The API server raises ``metadata.generation`` with every change of a spec
 and with none of a status. A JSON patch that first tests the generation is therefore a compare and swap: of all
@@ -21,7 +21,7 @@ from perphd.domain.reading import value_or
 from perphd.qos.ledger import Amounts
 
 SLOT_S: Final = 60.0
-"""Time without a bound pod after which a slot is released."""
+"""Seconds without a bound pod after which a slot is released."""
 SLOT_PREFIX: Final = "slot:"
 """Prefix of the names of slots in the node's ledger, by which a publisher recognises its own grants after a restart."""
 
@@ -105,7 +105,7 @@ def taken(
 
 
 def without(profile: Mapping[str, Any], is_over: Callable[[Slot], bool]) -> list[dict[str, Any]]:
-    """The JSON patch that removes these slots; empty if there are none."""
+    """The JSON patch that removes the slots for which ``is_over`` holds; empty if there are none."""
     slots = slots_of(profile)
     spec = profile.get("spec")
     entries = spec.get("reservations", []) if isinstance(spec, Mapping) else []

@@ -1,4 +1,4 @@
-"""Write a dataset as one attempt, and read committed datasets."""
+"""Writes a dataset as one attempt, and reads committed datasets."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Attempt:
             write: function that writes into the file and returns the number of rows, or None.
 
         Raises:
-            DatasetError: the store refuses.
+            DatasetError: the store cannot write the part.
         """
         name = part_name(len(self._begun), self.attempt, suffix)
         self._begun.append(name)
@@ -113,7 +113,7 @@ class Attempt:
         """Make all parts readable at once.
 
         Raises:
-            DatasetError: the store refuses, or another attempt committed first.
+            DatasetError: the store cannot write the manifest or, for a folder, another attempt committed first.
         """
         manifest = Manifest(self.attempt, PRODUCER, tuple(self._parts), dict(facts or {}))
         self._store.publish(SUCCESS, encode(manifest))

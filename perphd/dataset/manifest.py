@@ -18,7 +18,7 @@ SUCCESS: Final = "_SUCCESS"
 """Name of the manifest. Without it, the dataset does not exist for readers."""
 FORMAT: Final = 1
 MOST_MANIFEST_BYTES: Final = 16 << 20
-"""Size limit of a manifest, about 60 000 parts. A larger file of this name is not a manifest."""
+"""Maximum size of a manifest, enough for about 60 000 parts. A larger file of this name is not a manifest."""
 _NAME: Final = re.compile(r"part-\d{5,}_attempt_[0-9a-z-]+_\d+_\d+(\.[0-9A-Za-z]+)*")
 _NUMBERS: Final = itertools.count()
 
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All parts of one attempt. ``producer``: program and version. ``facts``: additional texts of the producer."""
+    """All parts of one attempt. ``producer``: program and version. ``facts``: the producer's texts, by name."""
 
     attempt: str
     producer: str
@@ -88,7 +88,7 @@ def decode(data: bytes, where: str) -> Manifest:
     """Parse a manifest.
 
     Raises:
-        Damaged: the bytes are not a manifest, or have a newer format.
+        Damaged: the bytes are not a manifest, or its format is not supported.
     """
     try:
         found: Any = json.loads(data)

@@ -1,4 +1,4 @@
-"""Storage places of a dataset: a folder, or a prefix of an object store through pyarrow."""
+"""Stores a dataset in a folder, or under a prefix of an object store through pyarrow."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Sink(Protocol):
 
 
 class ObjectStore(Protocol):
-    """The storage place of one dataset. Its content is never listed. All methods raise DatasetError."""
+    """The storage place of one dataset. Its content is never listed. Methods raise DatasetError if storage fails."""
 
     def create(self, name: str) -> Sink:
         """Create an object and return it open for writing."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Write an object atomically, after all objects closed before."""
+        """Write an object atomically. Objects that were closed before become durable first."""
 
     def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
         """Yield an object's content in pieces, at most ``most_bytes`` bytes. Raises NotCommitted if it is missing."""
@@ -246,7 +246,7 @@ def open_store(where: str) -> ObjectStore:
     URL.
 
     Raises:
-        DatasetError: the URL is invalid or contains a password, or pyarrow is not installed.
+        DatasetError: the URL is invalid or contains credentials, or pyarrow is not installed.
     """
     scheme, found, rest = where.partition("://")
     if not found or scheme == "file":

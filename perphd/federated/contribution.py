@@ -18,7 +18,7 @@ from perphd.federated.hardware import Hardware
 
 FORMAT: Final = "perphd-contribution-1"
 MAX_BYTES: Final = 1024 * 1024
-"""Largest size of a document."""
+"""Maximum size of a document, in bytes."""
 MAX_STATISTICS: Final = 512
 MAX_POINTS: Final = 256
 _FRAME_BYTES: Final = 2048
@@ -40,9 +40,9 @@ class ContributionRefused(PerphError):
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
     """Subject of a statistic.
 
-    ``kind``: correction, jobs, usage or forecast. ``application``: the LRA, workload or feature; the declaration, for
-    workloads that were found for one. ``aspect``: channel, quantity, other workload or resource. ``points``: names
-    the points at which it is estimated.
+    ``kind``: correction, jobs, usage or forecast. ``application``: name of the LRA, workload or feature; for a workload
+    found by a declaration's ``match``, name of the declaration. ``aspect``: channel, quantity, other workload or
+    resource. ``points``: names the points at which it is estimated.
     """
 
     kind: _Text
@@ -115,10 +115,10 @@ def fitting(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
 
 
 def spoken(statistics: Iterable[Statistic]) -> tuple[Statistic, ...]:
-    """For each topic the statistic with the most evidence, the first of equals.
+    """For each topic, the statistic with the most evidence; the first among equals.
 
     If several workloads of one host are replicas of an application, only one of them is used. They share the
-    particulars of their host, so together they know little more than the replica with the most evidence.
+    peculiarities of their host, so together they know little more than the replica with the most evidence.
     """
     best: dict[Topic, tuple[float, Statistic]] = {}
     for each in statistics:
@@ -149,7 +149,7 @@ def from_text(text: bytes) -> Contribution:
         about = f"{each.topic.kind} of {each.topic.application}"
         if len(each.values) != len(each.evidence):
             raise ContributionRefused(
-                f"{about}: {len(each.values)} values and {len(each.evidence)} of evidence; the numbers must be equal"
+                f"{about}: {len(each.values)} values, {len(each.evidence)} of evidence; the two numbers must be equal"
             )
         if each.topic in topics:
             raise ContributionRefused(f"{about}: is given twice")

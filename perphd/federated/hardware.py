@@ -1,9 +1,10 @@
-"""Likeness of two hosts, as far as an application's response to contention depends on hardware.
+"""Rates the likeness of two hosts, as far as an application's response to contention depends on hardware.
 
     distance = model + |log2 of the ratio of cores| / 2 + |log2 of the ratio of L3 bytes per core| / 2 + SMT
 
-``model``: 0 for the same CPU model, .5 for another model of the same vendor, 1.5 for another vendor, 1 if one is
-unknown. ``SMT``: 1 if only one of the hosts has sibling threads. An unknown L3 counts .5.
+``model``: 0 for the same CPU model, .5 for another model of the same vendor, 1.5 for another vendor, 1 if only one is
+known. ``SMT``: 1 if only one of the hosts has sibling threads. If the L3 of only one host is known, its term is .5. A
+term that is unknown for both hosts is 0.
 
     likeness = (1 - distance / 2)^2,    0 from a distance of 2
 
@@ -36,7 +37,7 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def distance(one: Hardware, other: Hardware) -> float:
-    """The distance of two hosts; symmetric, 0 for equal ones."""
+    """The distance between two hosts; symmetric, 0 for equal ones."""
     found = _model(one.cpu, other.cpu) + abs(math.log2(one.cores / other.cores)) / 2
     if one.l3_bytes and other.l3_bytes:
         ratio = (one.l3_bytes / one.cores) / (other.l3_bytes / other.cores)

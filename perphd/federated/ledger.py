@@ -73,7 +73,7 @@ def withdraw(
 
 
 def _newer(one: Contribution, other: Contribution) -> Contribution:
-    """The later one of two documents of a contributor; the text decides between two of one generation."""
+    """The document of the higher generation; of equal generations, the one whose JSON text is greater."""
     if one.generation != other.generation:
         return max(one, other, key=lambda each: each.generation)
     return max(one, other, key=msgspec.json.encode)

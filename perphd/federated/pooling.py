@@ -1,4 +1,4 @@
-"""One estimate from many hosts' estimates, which no minority can move beyond the range of the others.
+"""Pools many hosts' estimates into one that no minority can move beyond the range of the others.
 
 Problem. Estimates v_k of hosts k at one point, with evidence e_k and likeness l_k. Some are wrong, and some hosts lie
 about their evidence as well.
@@ -20,11 +20,11 @@ Then weights w_k = l_k min(e_k, median of all e > 0), clipped to the third large
 
 * One host can never move the result beyond the others' range: its weight lies within the part that is cut off.
 * While lying hosts have at most the share ``TRIM`` of the weight, the result is within the range of the honest hosts.
-* One tenth of the hosts, if they resemble the asking host as much as the others do, never has more than ``TRIM``,
-  regardless of the evidence that it claims: half of the hosts that know a point count with the median, and
-  ``KNOWN_RATIO`` of all hosts know it.
+* One tenth of the hosts, if they resemble the asking host as much as the others do, never have more than ``TRIM``,
+  regardless of the evidence that they claim: at least half of the hosts that know a point count with the median
+  evidence, and ``KNOWN_RATIO`` of all hosts know it.
 * At least three hosts are needed; fewer give no result, since two cannot outvote one.
-* At points where each host has one weight, results keep the order of the values: quantiles stay sorted.
+* Among points at which no host's weight differs, results keep the order of the values: quantiles stay sorted.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ Floats = NDArray[np.float64]
 TRIM: Final = 0.25
 """Share of the weight that is cut off at each end."""
 QUORUM: Final = 3
-"""Number of hosts that must know a point."""
+"""Minimum number of hosts that must know a point."""
 FAR: Final = 3.0
 """Robust standard deviations from the median beyond which an estimate is far from the others."""
 ALIKE: Final = 0.05
-"""Least standard deviation for the test with ``FAR``: estimates of honest hosts with equal hardware differ by this
+"""Minimum standard deviation for the test with ``FAR``: estimates of honest hosts with equal hardware differ by this
 much (log units).
 """
 LEAST_JUDGES: Final = 5
-"""Number of hosts that must know a point before one host's estimate of it can count as far from the others; fewer
-cannot tell which one is wrong.
+"""Minimum number of hosts that must know a point before one host's estimate of it can count as far from the others;
+fewer hosts cannot tell which of them is wrong.
 """
 FAR_AWAY: Final = "its estimates are far from those of the other hosts"
 _NORMAL: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 KNOWN_RATIO: Final = 0.8
-"""Share of the accepted hosts with statistics about a topic that must know a point."""
+"""Minimum share of the accepted hosts with statistics about a topic that must know a point."""
 OTHER_VERSION: Final = 0.5
 """Distance added for another version of the application."""
 CLOCK_SLACK_S: Final = 3600.0
@@ -191,7 +191,9 @@ def pool(
 
 
 def far_from_others(values: Floats, evidence: Floats, alike: Floats) -> NDArray[np.bool_]:
-    """The hosts (k,) that are left out: ``values`` and ``evidence`` (k, n), likeness to the asking host (k,)."""
+    """True for each host (k,) that is left out. ``values``, ``evidence``: (k, n); ``alike``: likeness to the asking
+    host (k,).
+    """
     known = evidence > 0
     if len(values) < LEAST_JUDGES:
         return np.zeros(len(values), dtype=bool)

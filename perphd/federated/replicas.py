@@ -1,4 +1,4 @@
-"""Statements of the replicas of applications on one host, by application and replica. Pure."""
+"""Keeps the statements (statistics) of applications' replicas on one host, by application and replica. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def of_present(
 ) -> dict[str, dict[str, tuple[Statistic, ...]]]:
     """Statements about the applications present on this host. Those of replicas that are gone become ``EARLIER``.
 
-    ``absent``: applications that are not here now and may be back soon; statements about them are kept as well.
+    ``present``: application by LRA. ``taken_back``: pairs of an application and an LRA. The LRA's statements are
+    dropped, and so are those under ``EARLIER``, which may include them. ``absent``: applications that are not here now
+    and may be back soon; statements about them are kept as well.
     """
     found: dict[str, dict[str, tuple[Statistic, ...]]] = {}
     reset = {application for application, _ in taken_back}

@@ -130,7 +130,7 @@ async def test_copper_goes_one_at_a_time_and_nobody_else(world: World) -> None:
     assert {"service", "claims-copper"} < left
     gone = ({"batch-0", "batch-1"} - left).pop()
     assert [name for name, _ in await world.told()] == [gone]
-    assert "more memory than is left for it, for 300 s" in (await world.told())[0][1]
+    assert "and has exceeded the offer for 300 s" in (await world.told())[0][1]
 
     async def is_gone() -> bool:
         return len(world.pods.pods) == 3

@@ -172,7 +172,9 @@ def test_the_reason_says_what_is_short() -> None:
     assert starved.reason == "copper on this node has waited for a CPU for 420 s"
     short, _ = considered(SHORT, [pod("a")], ["a"], Shortage(since_s=0.0), 310.0, AFTER_S)
     assert short is not None
-    assert short.reason == "copper on this node uses 4.0 GiB more memory than is left for it, for 310 s"
+    assert short.reason == (
+        "copper on this node uses 4.0 GiB more memory than the node offers to it, and has exceeded the offer for 310 s"
+    )
 
 
 @given(

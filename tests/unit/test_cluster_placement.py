@@ -224,7 +224,7 @@ def test_prophet_refuses_what_it_cannot_see_and_what_would_not_fit():
     heavy = pod("c", stages={"disk": [DemandStage(0, 100, 900)]})
     found = prophet(fleet, heavy, fleet.rows)
     assert found.explained(0).refusals == ("it would over-allocate more than 15%",)
-    assert "no time line" in found.explained(1).refusals[0]
+    assert "no timeline" in found.explained(1).refusals[0]
     waited = pod("c", stages=heavy.stages, overdue=True)
     assert best(prophet(fleet, waited, fleet.rows)).node == "n"
 

@@ -58,7 +58,7 @@ def test_of_the_longest_waiting_half_the_job_that_fits_best_starts() -> None:
     assert "fits the free resources better than one job that waited longer" in step.causes[2]
     assert "job 1: " in step.causes[2]
     assert step.order[1].startswith("in the half that has waited longest")
-    assert "in 1701 s, after three times the average wait" in step.order[1]
+    assert "in 1701 s, having waited three times the average" in step.order[1]
     assert step.order[4].startswith("after the half that has waited longest")
 
 

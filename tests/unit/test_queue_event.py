@@ -67,7 +67,7 @@ async def test_a_waiting_job_says_what_an_event_leaves(tmp_path: Path) -> None:
     row = await queue.row(job, True)
     assert row.detail is not None
     assert row.detail.reason.startswith(
-        "an event leaves copper 10% of the unused part: 2 CPUs would be too many"
+        "an event leaves copper 10% of the host's unused part: 2 CPUs would be too many"
     )
     queue.close()
 

@@ -178,7 +178,7 @@ def test_ten_thousand_jobs_are_considered_twenty_at_a_time_and_all_have_a_reason
     assert len(candidates(view(*jobs))) == CONSIDERED
     assert step.start == tuple(range(1, 9))
     assert len(step.reasons) == 10_000 - 8
-    assert step.reasons[9_999] == "20 jobs are before it"
+    assert step.reasons[9_999] == "20 jobs are ahead of it"
 
 
 def test_dependencies_are_sorted_into_those_that_may_must_wait_and_never_can() -> None:

@@ -1,7 +1,8 @@
-"""Binds pods: takes a slot on the node, then lets the API server bind the pod; releases the slot on failure.
+"""Binds pods through the API server, after taking a slot on the node for a copper pod.
 
-For schedulers configured with ``bindVerb`` and ``ignorable: false``, so that a refusal ends the attempt. With
-``ignorable: true`` the scheduler would bind anyway, and overcommit.
+If the pod is certainly not bound, its slot is released. For schedulers configured with ``bindVerb`` and
+``ignorable: false``, so that a refusal ends the attempt. With ``ignorable: true`` the scheduler would bind anyway, and
+overcommit.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from perphd.domain.errors import PerphError
 from perphd.qos.bands import QosBand
 
 MOST_TRIES: Final = 8
-"""Attempts to take a slot while other schedulers take slots on the same node."""
+"""Maximum number of attempts to take or release a slot while others change the slots of the same node."""
 TOO_MANY: Final = 429
-"""Status of a request that the API server did not begin."""
+"""HTTP status of a request that the API server did not begin to process."""
 _log: Final = logging.getLogger("perphd.extender")
 
 

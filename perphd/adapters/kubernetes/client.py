@@ -1,7 +1,7 @@
 """The few Kubernetes API calls that perphd needs, over aiohttp.
 
 perphd has aiohttp already; the official client adds 126 MB. Error classes tell the caller what to do:
-    ApiUnreachable  no answer, too late, or the server is overloaded (429, 5xx): retry after a pause
+    ApiUnreachable  no answer, a late one, or an overloaded or failing server (408, 429, 5xx): retry after a pause
     ApiConflict     another write came first (409), or a test of a JSON patch failed (422): read again, then decide
     Expired         the resource version of a watch is too old (410): list again
     ApiMissing      the object does not exist (404)
@@ -29,16 +29,16 @@ from perphd.domain.errors import PerphError
 
 TIMEOUT_S: Final = 10.0
 WATCH_S: Final = 290.0
-"""Time after which the server ends a watch; the next watch continues from the same version."""
+"""Seconds after which the server ends a watch; the next watch continues from the last version."""
 SILENT_S: Final = 330.0
-"""Time without a byte after which a watch is considered dead."""
+"""Seconds without a byte after which a watch is considered dead."""
 LEAST_WATCH_S: Final = 1.0
-"""A watch that ends sooner and without an event counts as a failure. Proxies in front of a server that is still
-starting end watches in this way.
+"""A watch that ends within fewer seconds and without an event counts as a failure. Proxies in front of a server that is
+still starting end watches in this way.
 """
 PAGE: Final = 500
 _LINE_BYTES: Final = 1 << 22
-"""Longest line of a watch: etcd refuses objects over 1.5 MiB."""
+"""Maximum length of a watch's line in bytes: etcd refuses objects over 1.5 MiB."""
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 MERGE: Final = "application/merge-patch+json"

@@ -47,7 +47,7 @@ EVERY_S: Final = 1800.0
 server.
 """
 MOST_BYTES: Final = 64 << 20
-"""Total size of other hosts' documents, as JSON in their objects, beyond which no further documents are kept."""
+"""Total size in bytes of other hosts' documents, as JSON in their objects, beyond which no further ones are fetched."""
 _STAGED: Final = ".fetched"
 _log: Final = logging.getLogger("perphd.publish")
 
@@ -89,14 +89,17 @@ class Contributions:
         self._pause_s = 0.0
         self._read_unix_s = self._shared_unix_s = -math.inf
         self._shared: tuple[int, str] | None = None
-        """Generation and version of the own ConfigMap; "": there is none; None: unknown, or others changed it."""
+        """Generation of the shared document, and version of this node's ConfigMap ("": there is none).
+
+        None: unknown, or others changed the ConfigMap.
+        """
         self._fetched: dict[str, _Kept] = {}
         self._refused: dict[str, str] = {}
         self._told = ""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of documents by state: shared (this host's own), carried, refused."""
+        """Number of documents by state: shared (this host's), carried (other nodes', in the folder), refused."""
         is_shared = self._shared is not None and self._shared[1] != ""
         carried = sum(1 for each in self._fetched.values() if each.size)
         return {"shared": int(is_shared), "carried": carried, "refused": len(self._refused)}
@@ -106,7 +109,7 @@ class Contributions:
         await repeat(self.round, PERIOD_S, PerphError, _log)
 
     async def round(self) -> None:
-        """Write the own document and read the others', if each is due.
+        """Write this host's document and read those of other nodes, each if it is due.
 
         Raises:
             PerphError: a document could not be exchanged.
@@ -145,7 +148,7 @@ class Contributions:
         self._tell(f"this host's models are shared with the cluster, as {carried_name(self._node)}")
 
     async def _unshare(self) -> None:
-        """Delete the own ConfigMap, unless an administrator has withdrawn it: then it must stay as it is."""
+        """Delete this node's ConfigMap, unless an administrator has withdrawn it: then it must stay as it is."""
         try:
             present = await self._client.get(f"{self._path}/{self._node}")
         except ApiMissing:
@@ -154,7 +157,7 @@ class Contributions:
             await withdraw(self._client, self._node, self._namespace)
 
     def _tell(self, text: str) -> None:
-        """Log the state of the own document whenever it changes."""
+        """Log the state of this host's document whenever it changes."""
         if text != self._told:
             _log.info("%s", text)
         self._told = text
@@ -172,7 +175,7 @@ class Contributions:
         own = next((each.version for each in found if each.node == self._node), "")
         if self._shared is not None and self._shared[1] != own:
             self._shared = None
-        # At once: what is withdrawn must go even if no document can be fetched now.
+        # Before anything is fetched: withdrawn documents must go even if fetching fails.
         self._remove_but({carried_name(each.node) for each in found})
         kept, staged = await self._fetched_of(chosen(found, self._node), refused)
         for name, reason in refused.items():
@@ -185,7 +188,7 @@ class Contributions:
         self._fetched = kept
 
     def _remove_but(self, carried: Collection[str]) -> None:
-        """Remove the documents of all other nodes from the folder."""
+        """Remove other nodes' documents from the folder, except those of the contributors in ``carried``."""
         for contributor in self._folder.contributors():
             if contributor.endswith(SUFFIX) and contributor not in carried:
                 self._folder.remove(contributor)
@@ -198,7 +201,7 @@ class Contributions:
         Returns all documents that are kept, and the contributors in the hidden folder.
         """
         kept, staged = {}, []
-        for contributor in self._staged.contributors():  # of a fetch that failed
+        for contributor in self._staged.contributors():  # left by a fetch that failed
             self._staged.remove(contributor)
         for each in wanted:
             before = self._fetched.get(each.node)
@@ -227,7 +230,7 @@ class Contributions:
                 refused[each.node], kept[each.node] = str(exc), _Kept(each.version)
                 continue
             if WITHDRAWN in (item["metadata"].get("labels") or {}):
-                continue  # since it was listed
+                continue  # withdrawn after it was listed
             if self._is_expired(said.made_unix_s):
                 refused[each.node] = "it has expired"
                 kept[each.node] = _Kept(each.version, made_unix_s=said.made_unix_s)

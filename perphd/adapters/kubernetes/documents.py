@@ -1,5 +1,6 @@
-"""Sources of the nodes' documents for the extender, and the cache of these documents.
+"""Reads the nodes' documents for the extender, and caches them.
 
+Sources:
     NodeProfile objects    listed and watched; written by ``perphd-publish``
     a folder               NODE.json, each as printed by ``perphctl node --json``
     an address             GET returns {"NODE": document, ...}
@@ -50,10 +51,11 @@ class DocumentListener(Protocol):
 
 
 class DocumentCache:
-    """The latest document of every node.
+    """The latest readable document of every node.
 
     ``refused``: nodes whose last document is unreadable, with the reason. ``publishers``: the nodes' publishers,
-    with the time of their last state by this host's clock; None: the publisher publishes no state.
+    with the time of their last state by this host's clock; None: the publisher publishes no state. ``is_synced``: all
+    nodes have been read once.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Evicts copper pods of one node through the eviction API, one at a time (``perphd-publish run --evict``).
 
-The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for a while. An
-event of the pod states the eviction and its reason.
+The API server checks PodDisruptionBudgets: a refusal (429) is respected, and the pod is left alone for at least a
+minute. An event of the pod states the eviction and its reason.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Evictor:
         self._shortage = Shortage()
 
     async def look(self, look: NodeDocument | Unavailable, at: str) -> None:
-        """Evict a pod if the node's document demands it. ``at``: the time for the event, in the API's format.
+        """Evict a pod if the node's document requires it. ``at``: the time for the event, in RFC 3339.
 
         Raises:
-            KubernetesError: the API server could not be asked; the next look decides again.
+            KubernetesError: the API server could not be asked; the next check decides again.
         """
         if not self._pods.is_synced:
             return
@@ -81,7 +81,7 @@ class Evictor:
             _log.warning("pod %s/%s is not evicted: %s", pod.namespace, pod.name, exc)
             return
         self._shortage = evicted(self._shortage, pod.uid, now_s)
-        _log.warning("%s/%s is evicted: %s", pod.namespace, pod.name, eviction.reason)
+        _log.warning("pod %s/%s is evicted: %s", pod.namespace, pod.name, eviction.reason)
         await self._tell(pod, eviction.reason, at)
 
     async def _tell(self, pod: CopperPod, reason: str, at: str) -> None:

@@ -40,9 +40,9 @@ from perphd.domain.decision import Health
 from perphd.domain.wire import encode, json_of
 
 MOST_BODY: Final = 256 << 20
-"""Largest call in bytes, after decompression; 5,000 whole nodes take about 25 MB."""
+"""Maximum size of a call in bytes, after decompression; 5,000 whole nodes take about 25 MB."""
 MOST_PODS: Final = 10_000
-"""Number of pods whose last explanations are kept."""
+"""Maximum number of pods whose last explanations are kept."""
 MOST_TIMES: Final = 1000
 _log: Final = logging.getLogger("perphd.extender")
 

@@ -1,6 +1,6 @@
 """perphd-extender: a process beside kube-scheduler that answers its extender calls from the nodes' documents.
 
-Without --bind it writes nothing to the cluster. ``webhook`` is another server, for the API server.
+Without --bind it writes nothing to the cluster. ``webhook`` runs a separate server, which the API server calls.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 @main.command()
 @click.option("--listen", default=DEFAULT_LISTEN, show_default=True, help="Address and port.")
 @click.option("--tls-cert", metavar="FILE", help="Certificate; required beyond loopback.")
-@click.option("--tls-key", metavar="FILE", help="Its key.")
+@click.option("--tls-key", metavar="FILE", help="Private key of the certificate.")
 @click.option("--client-ca", metavar="FILE", help="Serve only clients with a certificate of this authority.")
 @click.option("--policy", type=click.Choice(sorted(POLICIES)), default="optum", show_default=True)
 @click.option(
@@ -119,7 +119,7 @@ def run(
 @main.command()
 @click.option("--listen", default=DEFAULT_WEBHOOK, show_default=True, help="Address and port.")
 @click.option("--tls-cert", metavar="FILE", required=True, help="Certificate; the API server requires TLS.")
-@click.option("--tls-key", metavar="FILE", required=True, help="Its key.")
+@click.option("--tls-key", metavar="FILE", required=True, help="Private key of the certificate.")
 @click.option("--client-ca", metavar="FILE", help="Serve only clients with a certificate of this authority.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def webhook(listen: str, tls_cert: str, tls_key: str, client_ca: str | None, log_level: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures of the extender and the publisher for Prometheus. Series of nodes come from the documents at each scrape."""
+"""Exports metrics of the extender and the publisher. Series of nodes come from the documents at each scrape."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExtenderMetrics:
         self.registry = CollectorRegistry()
         self.seconds = Histogram(
             "perphd_extender_call_seconds",
-            "Time of a call from reading its body to making the answer.",
+            "Duration of a call, from the end of its body to the encoded answer.",
             ("verb",),
             buckets=_BUCKETS,
             registry=self.registry,
@@ -82,7 +82,7 @@ class FleetCollector(Collector):
         }
         states = GaugeMetricFamily(
             "perphd_extender_nodes",
-            "Nodes with a document, by whether it is within its time to live or unreadable.",
+            "Nodes by their document: fresh, stale (past its time to live), or unreadable.",
             labels=("state",),
         )
         states.add_metric(["fresh"], sum(not each for each in stale.values()))
@@ -94,7 +94,7 @@ class FleetCollector(Collector):
         )
         yield _by_node(
             "perphd_fleet_node_age_seconds",
-            "Age of the node's document since its arrival.",
+            "Time since the node's document arrived.",
             {name: now_s - each.made_unix_s for name, each in documents.items()},
         )
         for name, text, read in _AMOUNTS:
@@ -114,8 +114,12 @@ class FleetCollector(Collector):
 _AMOUNTS: Final[tuple[tuple[str, str, Callable[[NodeDocument], Reading]], ...]] = (
     ("perphd_fleet_node_cpus", "CPUs of the node.", lambda each: each.capacity.cpus),
     ("perphd_fleet_node_memory_bytes", "Memory of the node.", lambda each: each.capacity.memory_bytes),
-    ("perphd_fleet_used_cpus", "CPUs used by all workloads.", lambda each: each.used.cpus),
-    ("perphd_fleet_used_memory_bytes", "Memory used by all workloads.", lambda each: each.used.memory_bytes),
+    ("perphd_fleet_used_cpus", "CPUs used on the node, by any work.", lambda each: each.used.cpus),
+    (
+        "perphd_fleet_used_memory_bytes",
+        "Memory used on the node, by any work.",
+        lambda each: each.used.memory_bytes,
+    ),
     ("perphd_fleet_copper_offered_cpus", "CPUs offered to copper.", lambda each: each.copper.offered.cpus),
     (
         "perphd_fleet_copper_offered_memory_bytes",
@@ -152,7 +156,7 @@ class PublisherMetrics(Collector):
         self.registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """Return nothing, because there is no round yet."""
+        """Return nothing, because no round has been completed yet."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -175,7 +179,7 @@ class PublisherMetrics(Collector):
         if not self.published_unix_s:
             return
         for name, text, value in (
-            ("perphd_publish_last_success_timestamp_seconds", "End of the last round.", self.published_unix_s),
+            ("perphd_publish_last_success_timestamp_seconds", "Last successful round.", self.published_unix_s),
             ("perphd_publish_offered_cpus", "CPUs published for copper.", self.cpu_milli / 1000.0),
             ("perphd_publish_offered_memory_bytes", "Memory published for copper.", self.memory_bytes),
             ("perphd_publish_tainted", "1: the node has the taint perphd.io/no-copper.", self.is_tainted),

@@ -1,4 +1,4 @@
-"""Command-line options shared by the adapters' programs."""
+"""Command-line options shared by the programs for Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="The API server's certificate authority [default: the system's].",
         ),
         click.option(
-            "--token-file", metavar="FILE", help="Token of the account; read again for each request."
+            "--token-file", metavar="FILE", help="The account's token; read again for each request."
         ),
         click.option(
             "--api-server", metavar="URL", help="The API server [default: that of this pod's cluster]."

@@ -1,4 +1,4 @@
-"""The pods of one node according to the API server."""
+"""Tracks the pods of one node according to the API server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perphd.adapters.kubernetes.objects import GROUP
 from perphd.cluster.slots import SLOT_S, Slot
 
 SETTLED_S: Final = 15.0
-"""Running time after which a pod is included in copper's measured use, so that its slot is no longer needed."""
+"""Seconds of running after which a pod is included in copper's measured use, so that its slot is no longer needed."""
 
 
 class OwnPods:

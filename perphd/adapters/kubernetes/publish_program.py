@@ -42,7 +42,7 @@ _log: Final = logging.getLogger("perphd.publish")
 
 @dataclass(frozen=True, slots=True)
 class SharedModels:
-    """The exchange of models: see ``Contributions``."""
+    """Where models are exchanged: see the arguments of ``Contributions``."""
 
     folder: ContributionFolder
     host: str
@@ -94,7 +94,7 @@ def main() -> None:
     "--hold-slots",
     "holds",
     is_flag=True,
-    help="Reserve room in the daemon's ledger for pods that extenders have bound; needs the right to change.",
+    help="Reserve room in the daemon's ledger for pods that extenders have bound; needs the right to make changes.",
 )
 @click.option(
     "--metrics", metavar="ADDRESS", help="Serve figures for Prometheus on this IP address and port."

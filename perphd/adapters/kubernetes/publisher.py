@@ -45,11 +45,11 @@ from perphd.domain.wire import encode
 
 TAINT: Final = f"{GROUP}/no-copper"
 EVENTS: Final = events_path("default")
-"""Namespace of events about nodes, which have no namespace."""
+"""API path of events about nodes. Nodes have no namespace, so these events are in ``default``."""
 MOST_EVENTS: Final = 100
 _TTL_PERIODS: Final = 3.0
 _MOST_TRIES: Final = 8
-"""Attempts to remove the taint while others write to the node."""
+"""Maximum number of attempts to remove the taint while others write to the node."""
 _log: Final = logging.getLogger("perphd.publish")
 
 
@@ -61,7 +61,7 @@ class Publisher:
         node: the node's name in the cluster.
         look: returns the daemon's document, or why there is none.
         pods: the pods of this node, kept current by the caller.
-        period_s: time between rounds.
+        period_s: seconds between rounds.
         taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
         pods_file: where the daemon reads the pods' labels; None: nowhere.
         holds: enters slots into the daemon's ledger; None: they count only in the cluster.
@@ -109,7 +109,7 @@ class Publisher:
         except KubernetesError as exc:
             self._metrics.rounds["failed"] += 1
             self._note(str(exc))
-            with suppress(KubernetesError):  # without an API server, the age of the state shows that
+            with suppress(KubernetesError):  # if the API server is unreachable, the state's age shows it
                 await self._publish_state()
             raise
         self._metrics.rounds["published"] += 1
@@ -141,7 +141,7 @@ class Publisher:
             await self._publish_state()
 
     def _note(self, problem: str) -> None:
-        """Keep the problem of the last complete round, and the time at which it began."""
+        """Keep the problem of the last round, and the time at which it began."""
         if problem != self._problem:
             self._problem, self._problem_unix_s = problem, self._clock() if problem else 0.0
 

@@ -41,7 +41,7 @@ def digest_of(value: Any) -> str:
 
 
 def answer_of(verdict: Judged, verb: str, names: Sequence[str]) -> Any:
-    """The answer to a call by node names, regardless of the form of its candidates."""
+    """The answer with node names, even if the recorded call held whole nodes."""
     return (
         filter_answer(verdict, SchedulerCall(None, names)) if verb == "filter" else priority_answer(verdict)
     )

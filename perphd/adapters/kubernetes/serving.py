@@ -1,4 +1,4 @@
-"""Listening addresses and TLS of the servers that the control plane calls."""
+"""Opens the listening sockets of the servers that the control plane calls, with TLS beyond loopback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiohttp import web
 from perphd.domain.errors import PerphError
 
 RENEWAL_S: Final = 30.0
-"""Time between two checks of the certificate's files, which a cluster renews in place."""
+"""Seconds between two checks of the certificate's files, which a cluster renews in place."""
 _SHUTDOWN_S: Final = 5.0
 _log: Final = logging.getLogger("perphd.extender")
 
@@ -59,7 +59,7 @@ def address(text: str, example: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Files with a certificate, its key and, if clients must have a certificate too, their authority."""
+    """Files with a certificate, its key and, if clients must have certificates too, the authority that signs these."""
 
     cert: str
     key: str

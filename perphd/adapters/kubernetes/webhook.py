@@ -1,4 +1,4 @@
-"""Mutating admission webhook: the API server asks it about every new pod labelled copper (admission.k8s.io/v1).
+"""Mutating admission webhook: the API server calls it for every new pod labelled copper (admission.k8s.io/v1).
 
 It answers with a JSON patch and keeps no state, so any number of replicas agree. It never denies a pod: an
 unreadable one is admitted unchanged, with a warning for its owner.
@@ -20,7 +20,7 @@ from perphd.cluster.asking import ExtenderError, member, optional
 from perphd.cluster.copper_requests import Rewriting, rewriting
 
 MOST_BODY: Final = 8 << 20
-"""Largest review in bytes: etcd refuses objects over 1.5 MiB, and a review may hold two."""
+"""Maximum size of a review in bytes: etcd refuses objects over 1.5 MiB, and a review may hold two."""
 _REVIEW: Final = "admission.k8s.io/v1"
 _log: Final = logging.getLogger("perphd.extender")
 
@@ -29,7 +29,7 @@ def reviewed(review: Any) -> tuple[dict[str, Any], str]:
     """The answer to an AdmissionReview, and the action: rewritten, left or unreadable.
 
     Raises:
-        ExtenderError: the call is no AdmissionReview of this version.
+        ExtenderError: the call is not an AdmissionReview of this version.
     """
     version = review.get("apiVersion") if isinstance(review, Mapping) else None
     if version != _REVIEW:
@@ -66,7 +66,7 @@ class WebhookServer:
         self._registry = CollectorRegistry()
         self._reviews = Counter(
             "perphd_webhook_reviews",
-            "Calls; result: rewritten, left, unreadable (a pod), or invalid (a call that is no review).",
+            "Calls; result: rewritten, left, unreadable (a pod), or invalid (a call that is not a review).",
             ("result",),
             registry=self._registry,
         )

@@ -1,8 +1,8 @@
 """Slurm's jobs as workloads: the prolog hands a job over to the daemon, and the epilog takes it back.
 
-A job declares itself by its comment (``sbatch --comment perphd=batch``), as far as the operator allows, else its
-partition decides. It becomes the workload ``slurm-JOBID`` with the job's control group, which need not exist yet. The
-daemon remembers it across restarts. ``JobWatch`` removes workloads whose epilog never ran.
+A job declares itself by its comment (``sbatch --comment perphd=batch``) if the operator allows that kind; without such
+a comment, its partition decides. It becomes the workload ``slurm-JOBID`` with the job's control group, which need not
+exist yet. The daemon remembers it across restarts. ``JobWatch`` removes workloads whose epilog never ran.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JobError(PerphError):
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """Rule for the jobs to hand over: by partition, and by comment for the kinds in ``by_comment``."""
+    """The jobs to hand over: those of these partitions, and those whose comment names a kind in ``by_comment``."""
 
     batch_partitions: frozenset[str] = frozenset()
     lra_partitions: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ def group_of(environment: Mapping[str, str], root: Path = Path("/sys/fs/cgroup")
     )
     if not _NUMBER.fullmatch(user) or not _NODE.fullmatch(node):
         raise JobError(
-            f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}, but must be a user's number and a node's "
+            f"SLURM_JOB_UID is {user!r} and SLURMD_NODENAME is {node!r}, but they must be a user's number and a node's "
             "name: run this from Slurm's prolog or epilog"
         )
     if (root / "cgroup.controllers").is_file():
@@ -144,7 +144,9 @@ class JobWatch:
         self._missing: dict[str, int] = {}
 
     async def round(self) -> None:
-        """Compare once. If the daemon does not answer, the next round retries.
+        """Remove workloads whose jobs were missing in ``LOOKS_TO_REMOVE`` rounds in a row.
+
+        If the daemon does not answer, the next round retries.
 
         Raises:
             SlurmError: Slurm does not list its jobs.
@@ -165,7 +167,7 @@ class JobWatch:
 
 
 def _workloads(client: Client) -> list[Mapping[str, Any]]:
-    # A workload declared by a match has no control group until it is found.
+    # A workload declared with ``match`` has no control group until one is found.
     return list(client.get("workloads")["workloads"])
 
 

@@ -22,7 +22,7 @@ from perphd.domain.workload import Kind
 
 PERIOD_S: Final = 10.0
 JOB_TIMEOUT_S: Final = 5.0
-"""Time-out of requests to the daemon, short because Slurm waits for its prolog."""
+"""Time-out in seconds of requests to the daemon, short because Slurm waits for its prolog."""
 _log: Final = logging.getLogger("perphd.slurm")
 _node_option = click.option(
     "--node",

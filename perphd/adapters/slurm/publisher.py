@@ -46,12 +46,12 @@ class SlurmNode:
 
 
 async def scontrol(*arguments: str) -> str:
-    """Run scontrol; returns its output. Raises as ``slurm_command``."""
+    """Run scontrol; returns its output. Raises SlurmError if it fails or times out."""
     return await slurm_command("scontrol", *arguments)
 
 
 async def jobs_on(node: str) -> frozenset[str]:
-    """Numbers of the jobs that have resources of this node. Raises as ``slurm_command``."""
+    """Numbers of the jobs that have resources of this node. Raises SlurmError if squeue fails or times out."""
     return frozenset((await slurm_command("squeue", "-h", "-w", checked_node(node), "-o", "%A")).split())
 
 
@@ -127,7 +127,7 @@ def _threads(node: SlurmNode) -> int:
 
 
 def _as_published(node: SlurmNode) -> KeptPublication:
-    """State published by an earlier process; with it, a restart raises no offer at its first look."""
+    """State published by an earlier process; with it, the first round after a restart does not raise the offer."""
     level = Level(max(0, node.cores - len(node.held)) * _threads(node) * 1000)
     return KeptPublication(level, level)
 
@@ -135,7 +135,8 @@ def _as_published(node: SlurmNode) -> KeptPublication:
 class SlurmPublisher:
     """Publishes one node in rounds.
 
-    ``look``: returns the daemon's document, or why there is none. ``run``: executes scontrol.
+    ``look``: returns the daemon's document, or why there is none. ``period_s``: seconds between rounds. ``run``:
+    executes scontrol.
     """
 
     def __init__(

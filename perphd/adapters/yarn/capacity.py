@@ -1,4 +1,4 @@
-"""The capacity of a NodeManager: the value that the ResourceManager reports, and the wanted value. Pure.
+"""Computes the wanted capacity of a NodeManager, and parses the one that the ResourceManager reports. Pure.
 
     memory = min(LRA part + copper's offer, 80 % of the node)        in MiB
     vcores = LRA part + floor(copper's offer x vcores per CPU)
@@ -65,7 +65,7 @@ def node_of(data: Any) -> YarnNode:
     """Parse a node.
 
     Raises:
-        Unreachable: the ResourceManager's answer has another form.
+        YarnUnreachable: the ResourceManager's answer has another form.
     """
     try:
         total = data["totalResource"]

@@ -22,7 +22,9 @@ from perphd.domain.errors import PerphError
 TIMEOUT_S: Final = 5.0
 _SHOWN: Final = 200
 _MOST_BYTES: Final = 64 << 20
-"""Largest answer: all nodes of a cluster of thousands, when the node is named by its host."""
+"""Maximum size of an answer in bytes: a node that is named by its host is looked up in the list of all nodes, which may
+be thousands.
+"""
 
 
 class YarnError(PerphError):

@@ -2,7 +2,7 @@
 
     yarn.app     id of the application          yarn.name   its name
     yarn.queue   its queue, without "root."     yarn.type   its type, such as MAPREDUCE or yarn-service
-    yarn.user    its user                       yarn.tag.T  "true" for each tag T of it
+    yarn.user    its user                       yarn.tag.T  "true" for each of its tags T
 
 A tag of the form ``perphd.io/KEY=VALUE`` is the label of that name, so that an application can declare itself where
 the daemon's configuration opts in. YARN turns tags into lower case.
@@ -23,7 +23,7 @@ from perphd.domain.workload import LABEL_PREFIX
 from perphd.host.yarn import is_container
 
 LOOKS_TO_REREAD: Final = 6
-"""Looks after which a known application is read again, because it can be moved to another queue."""
+"""Rounds after which a known application is read again, because it can be moved to another queue."""
 _LABELS: Final = {"app": "id", "name": "name", "queue": "queue", "type": "applicationType", "user": "user"}
 _ENDED: Final = re.compile(r"DONE|COMPLETE|EXITED_.*|.*_CLEANEDUP_AFTER_KILL", re.ASCII)
 
@@ -38,7 +38,7 @@ class YarnContainer:
 
 
 def application_of(container: str) -> str:
-    """The application of a container; empty if the text is no container's id."""
+    """The application of a container; empty if the text is not a container's id."""
     if not is_container(container):
         return ""
     started, number = container.split("_")[-4:-2]
@@ -49,7 +49,7 @@ def containers_of(data: Any) -> tuple[YarnContainer, ...]:
     """Parse the answer of a NodeManager's ``GET /ws/v1/node/containers``.
 
     Raises:
-        Unreachable: it has another form.
+        YarnUnreachable: it has another form.
     """
     try:
         listed = (data.get("containers") or {}).get("container") or []
@@ -69,7 +69,7 @@ def labels_of(app: Any) -> dict[str, str]:
     """The labels of an application's containers.
 
     Raises:
-        Unreachable: the ResourceManager's answer has another form.
+        YarnUnreachable: the ResourceManager's answer has another form.
     """
     try:
         labels = {f"yarn.{name}": str(app[key]) for name, key in _LABELS.items()}

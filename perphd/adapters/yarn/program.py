@@ -1,4 +1,7 @@
-"""perphd-yarn: a process beside perphd on a YARN node that sets its NodeManager's capacity by copper's headroom."""
+"""perphd-yarn: runs beside perphd on a YARN node, and sets the capacity of its NodeManager.
+
+The capacity is the amount that LRAs need and the amount that perphd offers to copper.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="perphd-yarn")
 def main() -> None:
-    """Set the capacity of this node's NodeManager by copper's headroom."""
+    """Set this node's NodeManager capacity from perphd's offer to copper."""
 
 
 @main.command()

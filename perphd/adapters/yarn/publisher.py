@@ -1,7 +1,7 @@
-"""The publisher of one NodeManager: sets its capacity at the ResourceManager by copper's headroom.
+"""The publisher of one NodeManager: sets its capacity at the ResourceManager to what LRAs need and copper is offered.
 
 Level-triggered: each round reads the actual state, because a NodeManager that restarts registers with its configured
-capacity, and a ResourceManager may restart or fail over. A grant and a shrink cannot cross:
+capacity, and a ResourceManager may restart or fail over. An outdated increase never follows a newer decrease:
 
 * Rounds never overlap, and each ends with a read of the ResourceManager's state.
 * Capacity grows only after a second read of the daemon's document, immediately before the write. If the generation has
@@ -41,7 +41,7 @@ from perphd.host.yarn import HIERARCHY
 
 _SHOWN: Final = 5
 _TAKES_EFFECT_S: Final = 5.0
-"""Time for which the ResourceManager may still report the old capacity after it accepted a new one."""
+"""Seconds for which the ResourceManager may still report the old capacity after it accepted a new one."""
 _READ_EVERY_S: Final = 0.2
 _log: Final = logging.getLogger("perphd.yarn")
 
@@ -52,12 +52,14 @@ class YarnSettings:
 
     Attributes:
         node: its id in YARN, HOST:PORT, or its host if that has one NodeManager.
-        configured: its configured capacity; None: as reported by the NodeManager. node_manager: address of the
-            NodeManager's web interface; empty: as reported by the ResourceManager. lras: labels of applications that
-            are LRAs. lra_part: capacity kept for LRAs even if they hold less. vcores_per_cpu: virtual cores that YARN
-            counts for a logical CPU. overcommit_s: seconds after which containers beyond a lowered capacity are killed;
-            negative: never. containers_file: where the daemon reads the containers' labels; None: nowhere. hierarchy:
-            control group of the containers.
+        configured: its configured capacity; None: as reported by the NodeManager.
+        node_manager: address of the NodeManager's web interface; empty: as reported by the ResourceManager.
+        lras: labels of applications that are LRAs.
+        lra_part: capacity kept for LRAs even if they hold less.
+        vcores_per_cpu: virtual cores that YARN counts for a logical CPU.
+        overcommit_s: seconds after which containers beyond a lowered capacity are killed; negative: never.
+        containers_file: where the daemon reads the containers' labels; None: they are not written.
+        hierarchy: control group of the containers.
     """
 
     node: str
@@ -78,7 +80,7 @@ class YarnPublisher:
         client: client of the ResourceManagers.
         settings: how the node is published.
         look: returns the daemon's document, or why there is none.
-        period_s: time between rounds.
+        period_s: seconds between rounds.
         clock: seconds since 1970.
     """
 
@@ -112,7 +114,7 @@ class YarnPublisher:
         node = await self.seen()
         if node.state != "RUNNING":
             raise YarnUnreachable(
-                f"the ResourceManager counts {node.id} as {node.state}, so its capacity is left alone"
+                f"the ResourceManager reports {node.id} as {node.state}, so its capacity stays unchanged"
             )
         await self._look_at_containers(node)
         lras, per_cpu = self._lra_part, self._settings.vcores_per_cpu
@@ -241,7 +243,7 @@ class YarnPublisher:
         if node.others:
             raise YarnRefused(
                 f"{node.id} has {', '.join(node.others)}: the ResourceManager's REST interface would set them to 0, so "
-                "this node's capacity is left alone"
+                "this node's capacity stays unchanged"
             )
         kills = self._settings.overcommit_s >= 0 and self._are_containers_known
         overcommit_ms = round(self._settings.overcommit_s * 1000) if kills else -1
@@ -262,7 +264,7 @@ class YarnPublisher:
         if problem and not before:
             _log.warning("%s: %s", meaning, problem)
         elif before and not problem:
-            _log.info("%s: known again", what)
+            _log.info("%s: the problem is over", what)
 
 
 def _names(nodes: Sequence[YarnNode]) -> str:

@@ -6,8 +6,8 @@
     E[utility]   = P(no eviction) * E[U(T)]                                                                    (5.3)
 
 Risk comes first, best fit second. Each node's distribution lies on a grid over its own capacity, so that P(over) of all
-nodes of one capacity is one matrix-vector product: row i holds P(running > (G - k) w), the vector P(task = k w). Grids
-round up, so P(over) errs on the safe side.
+nodes of one capacity is one matrix-vector product. For a grid of G cells of width w and k = 0 .. G, row i of the matrix
+holds P(running > (G - k) w), and the vector P(task = k w). Grids round up, so P(over) errs on the safe side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from perphd.forecast.histogram import Floats
 
 _JOBS_KEPT: Final = 1 << 12
 _VALUES_KEPT: Final = 1 << 9
-"""Distributions of a number of a job's tasks, and values of tasks on a node, that are remembered."""
+"""Maximum numbers of remembered distributions (some tasks of a job on one size of node) and of remembered values (some
+tasks of a job on one node).
+"""
 FLEET_CELLS: Final = 512
 """Cells of a node's grid: 4 KiB per node and resource. 1024 cells would halve the rounding error at twice the memory.
 """
@@ -55,7 +57,10 @@ def running_laws(profile: NodeProfile) -> tuple[GridDistribution, GridDistributi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tasks:
-    """Use of some tasks of one job: ``shares`` of the grid's cells ``places`` (None: of all), and ``over``."""
+    """Distribution of the use by some tasks of one job.
+
+    ``shares``: probabilities of the grid's cells ``places`` (None: of all cells). ``over``: probability of more.
+    """
 
     places: Rows | None
     shares: Floats
@@ -244,7 +249,7 @@ def _valued(
 
 @lru_cache(_VALUES_KEPT)
 def _utility_at(profile: NodeProfile, pod: Pod, tasks: int, utility: Callable[[float], float]) -> float:
-    """E[U] of some tasks of a job on one node. It is needed again until the node or the time changes."""
+    """E[U] of some tasks of a job on one node. Cached: it is needed again until the node or the time changes."""
     cores_law, _ = pod.laws()
     running, _ = running_laws(profile)
     return expected_utility(
@@ -305,5 +310,5 @@ def placeable(
 def most_valuable(
     found: Sequence[tuple[GangJob, GangPlacement]],
 ) -> tuple[GangJob, GangPlacement]:
-    """The job to place next: that of the highest E[utility], and the first one of several."""
+    """The job to place next: the one with the highest E[utility], the first among equals."""
     return max(found, key=lambda each: each[1].utility)

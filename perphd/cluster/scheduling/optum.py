@@ -1,4 +1,4 @@
-"""Score of a placement by utilisation gained and interference caused (Optum, EuroSys 2023).
+"""Scores placements by utilisation gained and interference caused (Optum, EuroSys 2023).
 
 Predicted use of host h with pods p_1 .. p_n and the candidate p_{n+1}, in the order of their arrival:
 
@@ -44,7 +44,7 @@ BATCH_WEIGHT: Final = 0.3
 MEMORY_LIMIT_RATIO: Final = 0.8
 """Share of memory in use from which a host is not a candidate."""
 PAIRINGS_KEPT: Final = 1 << 14
-"""Number of pairings of least sum that a fleet remembers."""
+"""Maximum number of pairings of least sum that a fleet remembers."""
 _NO_USAGE: Final[Floats] = np.zeros(0)
 _ROUNDING: Final = 1e-9
 

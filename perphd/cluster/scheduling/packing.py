@@ -66,7 +66,7 @@ def _fullest(fleet: Fleet, pod: Pod, rows: Rows, name: str, predicted: Floats, l
 
 
 def resource_central(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
-    """The sum of the pods' own 99th percentiles, with a limit on over-commitment."""
+    """Resource Central: predicts the sum of the pods' own 99th percentiles; also limits the sum of the requests."""
     base = fleet.columns(BaseColumns)
     cores = base.of("cores", rows)
     predicted = base.of("p99_cores", rows) + pod.cores
@@ -81,14 +81,14 @@ def resource_central(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
 
 
 def n_sigma(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
-    """Mean plus five standard deviations of the node's use."""
+    """N-sigma: predicts the mean of the node's use plus five standard deviations."""
     base = fleet.columns(BaseColumns)
     predicted = base.of("mean_cores", rows) + SIGMAS * base.of("sd_cores", rows) + pod.cores
     return _fullest(fleet, pod, rows, "n-sigma", predicted, base.of("cores", rows))
 
 
 def borg_like(fleet: Fleet, pod: Pod, rows: Rows) -> Scores:
-    """A fixed share of the requests."""
+    """Borg-like: predicts a fixed share of the requests."""
     base = fleet.columns(BaseColumns)
     predicted = BORG_FACTOR * (base.of("requested_cores", rows) + pod.cores)
     return _fullest(fleet, pod, rows, "borg", predicted, base.of("cores", rows))

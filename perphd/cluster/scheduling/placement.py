@@ -1,4 +1,4 @@
-"""One decision: candidates, a policy, the fallback for stale profiles, and conflicts between schedulers.
+"""Decides the node of one pod: candidates, a policy, the fallback for stale profiles, conflicts between schedulers.
 
 candidates   a random share of the nodes (5 % in Optum); all of them if none of the sample is feasible
 fresh        profiles within their time to live are scored by the policy
@@ -132,7 +132,7 @@ class ProposalResolution:
 
 def resolved(proposals: Iterable[PlacementProposal]) -> ProposalResolution:
     """Optum's conflict rule: on each node, the proposal with the highest score wins, the first of several equal ones.
-    Keeps the order.
+    Both results keep the order of ``proposals``.
     """
     given = tuple(proposals)
     winners: dict[str, PlacementProposal] = {}

@@ -29,10 +29,10 @@ belong to the function.
 
 
 class PodKind(StrEnum):
-    """The measure and weight of a pod's interference."""
+    """Kind of a pod. It decides how the pod's interference is measured and weighted."""
 
-    SERVICE = "service"  # latency-sensitive: CPU pressure
-    BATCH = "batch"  # completion time over the longest of its application
+    SERVICE = "service"  # latency-sensitive; measured by CPU pressure
+    BATCH = "batch"  # measured by completion time over the longest one of its application
 
 
 def bucketed(values: Floats, buckets: int = BUCKETS) -> Floats:

@@ -1,9 +1,9 @@
-"""Fit of a pod's demand over time to each node's free resources (Prophet, ICAC 2016).
+"""Scores how a pod's demand over time fits each node's free resources (Prophet, ICAC 2016).
 
 Uses the same areas as ``qos.availability``: unused F and over-allocated O between the breakpoints of the pod's stages
 and of the node's timeline. Each resource's 0.7 O + 0.3 F is divided by its capacity and the pod's length; the Euclidean
-norm combines the resources. The node with the least norm fits best. All nodes' timelines are padded to one length, so
-that a stage is compared with all of them at once.
+norm combines the resources. The node with the smallest norm fits best. All nodes' timelines are padded to one length,
+so that a stage is compared with all of them at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TimelineColumns:
 def prophet(fleet: Fleet, pod: Pod, rows: Rows, most_over: float = GREATEST_OVER_RATIO) -> Scores:
     """The fit of ``pod`` on each candidate: the negative norm, with each resource's share as terms.
 
-    A node without a timeline of a resource that the pod demands is no candidate.
+    A node without a timeline of a resource that the pod demands is not a candidate.
     """
     base, columns = fleet.columns(BaseColumns), fleet.columns(TimelineColumns)
     terms: dict[str, Floats] = {}
@@ -100,7 +100,7 @@ def prophet(fleet: Fleet, pod: Pod, rows: Rows, most_over: float = GREATEST_OVER
         "its CPU request does not fit": base.of("requested_cores", rows) + pod.cores > base.of("cores", rows),
         "its memory request does not fit": base.of("requested_bytes", rows) + pod.memory_bytes
         > base.of("memory_bytes", rows),
-        "the node publishes no time line of a resource that it demands": unknown,
+        "the node publishes no timeline of a resource that the pod demands": unknown,
     }
     if not pod.overdue:
         refusals[f"it would over-allocate more than {most_over:.0%}"] = over_ratio > most_over

@@ -1,6 +1,6 @@
 """Ranks nodes for a service whose own interference is unknown. Pure.
 
-    score = balanced - 0.7 sum of services' RI there - 0.3 sum of batch's RI there
+    score = balanced - 0.7 sum of services' interference there - 0.3 sum of batch's interference there
 
 Optum's gain of utilisation ranks full nodes first, and relies on the interference that the pod would suffer there. For
 a service without that knowledge, the gain is omitted: the score is the balanced score less the interference that the
