@@ -332,18 +332,13 @@ class BatchQueue:
             await self._units.tidied(self._jobs.active, tuple(self._jobs.live.values()))
 
     def _waits_for_use(self, now_s: float) -> bool:
-        """True while the first measurement of the host's use is pending.
-
-        Decisions wait for it, because the use would otherwise count as 0.
-        """
+        """True while the host's use is not measured yet: decisions wait, because it would count as 0."""
         first_s = self._first_step_s
         return first_s is not None and not self._use.measured and 0.0 <= now_s - first_s < UNMEASURED_S
 
     async def _follow(self) -> None:
         """Process ended units."""
-        active = self._jobs.active
-        now_s = self._wall_clock()
-        for job, event in await self._units.news(active, now_s):
+        for job, event in await self._units.news(self._jobs.active, self._wall_clock()):
             if event is None:
                 if job.id not in self._workloads:
                     await self._enter(job)
