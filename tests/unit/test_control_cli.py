@@ -561,8 +561,8 @@ def test_times_of_day_are_those_of_the_clock_on_the_wall(
 
     class Clock(datetime.datetime):
         @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:
-            return datetime.datetime(2026, 3, 29, 8, 0, 0)
+        def now(cls, tz: datetime.tzinfo | None = None) -> Clock:
+            return cls(2026, 3, 29, 8, 0, 0)
 
     try:
         monkeypatch.setattr("perphd.commands.cli.datetime.datetime", Clock)
