@@ -8,8 +8,8 @@ A job is admitted by the distribution of its usage (``admission``). Everything o
 of the queue counts as one more usage, with its observed distribution.
 
 A job whose deadline has passed counts as one without. Such a job is overdue after three times the average
-wait. While an overdue job does not fit, only jobs with deadlines start; otherwise smaller jobs would delay it
-indefinitely.
+wait. While an overdue job does not fit, or the core of an elastic job lacks places, only jobs with deadlines start;
+otherwise smaller jobs would delay it indefinitely.
 
 Copper jobs make room for a job with a deadline that is not admitted, if waiting would cost it more
 (``preemption``). A frozen job continues when no urgent job waits. An admitted job with a deadline starts even
@@ -66,14 +66,18 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     preempted: dict[int, str] = {}
     refused_urgent, tries = False, TRIED_PREEMPTIONS
     held_up: QueuedJob | None = None
+    short_of_places: QueuedJob | None = None
     elastic = _Elastic(view)
     choice = StartChoice(view, host, tried, plan)
     while (job := choice.next()) is not None:
         if len(starts) + view.tasks(job) > room:
             reasons[job.id] = f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
+            if is_overdue(view, job) and view.tasks(job) <= view.most_running:
+                short_of_places = short_of_places or job
             continue
-        if held_up is not None and not has_deadline(view, job):
-            reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
+        first = held_up or short_of_places
+        if first is not None and not has_deadline(view, job):
+            reasons[job.id] = f"job {first.id} has waited longest and goes first"
             continue
         answer = host.admission(job)
         if not answer.admitted and is_urgent(view, job):
@@ -123,7 +127,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         for job in elastic.more([job for job in tried if job.id in starts]):
             if job.state is JobState.FROZEN:
                 thawed += [job.id] if job.id not in thawed and host.thaws(job) else []
-            elif len(starts) >= room:
+            elif len(starts) >= room or short_of_places is not None:
                 reasons[job.id] = (
                     f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
                 )

@@ -128,6 +128,23 @@ def test_an_overdue_job_that_does_not_fit_lets_only_deadlines_pass() -> None:
     assert step.reasons[3] == "job 1 has waited longest and goes first"
 
 
+def test_an_overdue_core_that_lacks_places_is_not_delayed_by_single_jobs() -> None:
+    core = [
+        replace(waiting(n, NOW_S - 5000.0, cpus=0.5, elastic=(3, 3), array=(n - 1, 3)), id=n)
+        for n in (1, 2, 3)
+    ]
+    single = waiting(9, cpus=0.5)
+    active = (running(20, cpus=0.5), running(21, cpus=0.5))
+    full = view(core[0], single, active=active, together={1: (2, 3)}, most_running=4)
+    step = scheduled(full)
+    assert step.start == ()  # with job 9 in the fourth place, three places would never be free at once
+    assert "job 1 has waited longest" in step.reasons[9]
+    fresh = replace(core[0], submitted_s=NOW_S)
+    assert scheduled(replace(full, waiting=(fresh, single))).start == (9,)
+    urgent = waiting(10, cpus=0.5, deadline_s=NOW_S + 9000.0)
+    assert 10 in scheduled(view(core[0], urgent, active=active, together={1: (2, 3)}, most_running=4)).start
+
+
 def test_a_deadline_ahead_goes_before_overdue_jobs_and_one_that_has_passed_does_not() -> None:
     old = [waiting(n, NOW_S - 5000.0, cpus=8.0) for n in range(1, CONSIDERED + 1)]
     urgent = waiting(98, cpus=8.0, deadline_s=NOW_S + 3600.0)
