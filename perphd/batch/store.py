@@ -141,14 +141,14 @@ class SqliteQueue:
             ).fetchall()
         return {int(number): float(at_s) for number, at_s in rows}
 
-    def forget(self, ended_before_s: float) -> int:
-        """Delete jobs that ended before this time. Returns their number."""
+    def forget(self, ended_before_s: float, kept: Collection[int] = ()) -> int:
+        """Delete jobs that ended before this time, except those in ``kept``. Returns their number."""
         ended = [state for state in JobState if state.ended]
         with self._transaction() as database:
             found = database.execute(
                 f"DELETE FROM jobs WHERE state IN ({', '.join('?' * len(ended))}) "
-                "AND json_extract(record, '$.since_s') < ?",
-                (*ended, ended_before_s),
+                "AND json_extract(record, '$.since_s') < ? AND id NOT IN (SELECT value FROM json_each(?))",
+                (*ended, ended_before_s, json.dumps(sorted(kept))),
             )
         return found.rowcount
 

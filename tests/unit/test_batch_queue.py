@@ -117,6 +117,32 @@ async def test_a_cancelled_job_never_runs_on_even_if_the_daemon_dies_at_once(tmp
     queue.close()
 
 
+async def test_a_job_that_others_follow_is_kept_until_they_have_ended(tmp_path: Path) -> None:
+    world = World(tmp_path, QueueConfig(enabled=True, keep_h=1.0))
+    queue = world.daemon()
+    first, long = await queue.submit([spec(), spec()])
+    (last,) = await queue.submit([spec(after=(first.id, long.id))])
+    await world.look(queue)
+    world.units.end(first.id)
+    await world.look(queue)
+    await world.look(queue, 7300.0)
+    await world.look(queue)
+    assert state(queue, last.id) in (JobState.QUEUED, JobState.WAITING)
+    queue.close()
+    queue = world.daemon()
+    world.units.end(long.id)
+    for _ in range(3):
+        await world.look(queue)
+    assert state(queue, last.id) is JobState.RUNNING
+    await world.look(queue, 7300.0)
+    assert queue.find(first.id) is not None  # the running job may be requeued
+    world.units.end(last.id)
+    await world.look(queue)
+    await world.look(queue, 7300.0)
+    assert queue.find(first.id) is None
+    queue.close()
+
+
 async def test_dependents_follow_and_are_cancelled_when_what_they_follow_failed(tmp_path: Path) -> None:
     world = World(tmp_path)
     queue = world.daemon()

@@ -94,9 +94,13 @@ class QueueJobs:
         return after
 
     async def forget(self, before_s: float) -> list[int]:
-        """Delete jobs that ended before this time; returns their numbers. Raises QueueError."""
-        await self._run(lambda: self._opened.forget(before_s))
-        gone = [job for job in self.ended.values() if job.since_s < before_s]
+        """Delete jobs that ended before this time and that no live job follows; returns their numbers.
+
+        Raises QueueError.
+        """
+        followed = {number for job in self.live.values() for number in job.spec.after}
+        gone = [job for job in self.ended.values() if job.since_s < before_s and job.id not in followed]
+        await self._run(lambda: self._opened.forget(before_s, followed))
         for job in gone:
             del self.ended[job.id]
             self._counts[job.state.value] -= 1
