@@ -117,6 +117,19 @@ async def test_a_cancelled_job_never_runs_on_even_if_the_daemon_dies_at_once(tmp
     queue.close()
 
 
+async def test_a_job_that_starts_while_it_is_cancelled_does_not_run_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    (found,) = await queue.submit([spec()])
+    await world.look(queue)  # the start was stored after the request had found a waiting job
+    after = await queue.cancel(found, "ada")
+    assert (found.attempt, after.attempt, after.state) == (0, 1, JobState.CANCELLED)
+    await world.look(queue)
+    assert world.units.units == {}
+    assert world.side.workloads == {}
+    queue.close()
+
+
 async def test_a_job_that_others_follow_is_kept_until_they_have_ended(tmp_path: Path) -> None:
     world = World(tmp_path, QueueConfig(enabled=True, keep_h=1.0))
     queue = world.daemon()

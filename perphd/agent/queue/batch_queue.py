@@ -155,8 +155,8 @@ class BatchQueue:
         after = await self._jobs.apply(job.id, CancelledBy(self._wall_clock(), f"cancelled by {by}"))
         if isinstance(after, TransitionRefused):
             raise refused("job", after.reason, "a job that has not ended")
-        if job.attempt:
-            self._units.leaving.add(job.unit)
+        if after.attempt:  # ``job`` may be from before its start
+            self._units.leaving.add(after.unit)
         self._asked = True
         return after
 
