@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import random
 import sqlite3
 from collections import Counter
@@ -11,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.queue.batch_queue import BatchQueue
-from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.job import CancelledBy, JobState, QueuedJob, RequeuedFor
 from perphd.batch.runner import JobRefused, StartFailed
-from perphd.batch.store import QueueError
+from perphd.batch.store import QueueError, SqliteQueue
 from perphd.batch.view import JobForecast
 from perphd.config.tables import QueueConfig
-from perphd.domain.errors import ConfigError
+from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.reading import available
 from perphd.qos.bands import QosBand
@@ -127,6 +129,41 @@ async def test_a_job_that_starts_while_it_is_cancelled_does_not_run_on(tmp_path:
     await world.look(queue)
     assert world.units.units == {}
     assert world.side.workloads == {}
+    queue.close()
+
+
+@pytest.mark.parametrize("wanted", [JobState.CANCELLED, JobState.REQUEUED])
+async def test_units_that_must_not_run_are_found_even_if_systemd_does_not_answer_at_the_start(
+    tmp_path: Path, wanted: JobState
+) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    (job,) = await queue.submit([spec(retries=1)])
+    await world.look(queue)
+    queue.close()
+    # The daemon dies after it has stored the end and before it has ended the unit.
+    file = SqliteQueue(tmp_path / "queue" / "jobs.sqlite")
+    at_s = world.now_s
+    file.apply(
+        job.id, CancelledBy(at_s, "ada") if wanted is JobState.CANCELLED else RequeuedFor(at_s, "room")
+    )
+    file.close()
+    answer, silent = world.units.found, [True]
+
+    def units() -> tuple[str, ...]:
+        if silent:
+            silent.clear()
+            raise KernelError("ListUnitsByPatterns", "call", errno.ETIMEDOUT)
+        return answer()
+
+    world.units.found = units  # type: ignore[method-assign]
+    queue = world.daemon()
+    with contextlib.suppress(KernelError):
+        await world.look(queue)
+    await world.look(queue)
+    await world.look(queue)
+    assert "perphd-job-1-1.service" not in world.units.units
+    assert state(queue, job.id) is (wanted if wanted is JobState.CANCELLED else JobState.RUNNING)
     queue.close()
 
 

@@ -316,6 +316,7 @@ class BatchQueue:
         """
         async with self._looking:
             await self._open()
+            await self._units.found(self.find)
             await self._follow()
             now_s = self._wall_clock()
             due = self._asked or not 0 <= now_s - self._decided_s < DECIDE_S
@@ -465,7 +466,7 @@ class BatchQueue:
             await self._units.forget(number)
 
     async def _open(self) -> None:
-        """Read the file, and find remaining units of jobs that must not run."""
+        """Read the file."""
         async with self._opening:
             if self._jobs.is_open:
                 return
@@ -475,7 +476,6 @@ class BatchQueue:
             await self._jobs.open()
             waits = await self._jobs.waits()
             await self._in("plans", lambda: self._planner.remember(waits))
-        await self._units.found(self.find)
 
     def _prepare(self) -> None:
         try:

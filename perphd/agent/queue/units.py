@@ -27,7 +27,6 @@ from perphd.batch.job import (
     recovery,
 )
 from perphd.batch.runner import JobRunner, UnitState
-from perphd.domain.errors import KernelError
 from perphd.host.state_files import replace_readable
 
 T = TypeVar("T")
@@ -53,6 +52,7 @@ class QueueUnits:
         self._hints = hints
         self.leaving: set[str] = set()
         """Units that are being removed."""
+        self._searched = False
 
     @property
     def leaving_numbers(self) -> set[int]:
@@ -64,11 +64,13 @@ class QueueUnits:
         self._logs.prepare()
 
     async def found(self, find: Callable[[int], QueuedJob | None]) -> None:
-        """Remember existing units of jobs that must not run."""
-        units: Sequence[str] = ()
-        with contextlib.suppress(KernelError, OSError):
-            units = await self._run(self._runner.units)
-        for unit in units:
+        """Remember existing units of jobs that must not run; once, before this daemon starts any.
+
+        Raises KernelError: systemd does not answer, and a job might start while its earlier attempt runs.
+        """
+        if self._searched:
+            return
+        for unit in await self._run(self._runner.units):
             number, attempt = attempt_of(unit) or (0, 0)
             job = find(number)
             # A unit whose number is not in the file is left alone: it may belong to another queue.
@@ -78,6 +80,7 @@ class QueueUnits:
                 and attempt <= job.attempt
             ):
                 self.leaving.add(unit)
+        self._searched = True
 
     async def make_group(self, job: QueuedJob) -> str:
         """Create the group of the present attempt; see ``JobRunner``."""
