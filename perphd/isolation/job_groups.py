@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -41,7 +43,11 @@ LEAST: Final[Mapping[tuple[str, int], tuple[tuple[str, str], ...]]] = {
 }
 """Settings of copper's parent group, by controller and cgroup version. Files that this kernel lacks are skipped."""
 PATIENCE_S: Final = 20.0
-"""Time limit for a launcher's answer. A slower launcher is left running; its records show how the job ended."""
+"""Time limit for a launcher to begin."""
+ANSWER_S: Final = 1.0
+"""Time limit for the answer of a launcher that has begun. A slower one is left running: its job waits for its directory
+or its output, such as a pipe that nobody reads, and its records show how the job ended.
+"""
 _KILL_ROUNDS: Final = 20
 
 
@@ -79,7 +85,7 @@ class JobGroups:
             "environment": list(spec.environment),
             "command": list(spec.command),
         }
-        answer = self._launched(json.dumps(asked))
+        answer = self._launched(json.dumps(asked), job.unit)
         if answer not in ("started", "exists") and not self._record(job.unit, "started"):
             self._remove(cgroup)
             raise StartFailed(f"{job.unit}: the launcher did not start: {answer or 'it ended'}")
@@ -129,8 +135,8 @@ class JobGroups:
                 f"{exc.filename}: {exc.strerror}: cannot create a control group for jobs"
             ) from exc
 
-    def _launched(self, asked: str) -> str:
-        """Start a launcher and return the first line of its answer."""
+    def _launched(self, asked: str, unit: str) -> str:
+        """Start a launcher and return the first line of its answer; ``started`` if it has begun and does not answer."""
         try:
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(LAUNCHER)],
@@ -148,7 +154,16 @@ class JobGroups:
         with contextlib.suppress(OSError), launcher.stdin as pipe:
             pipe.write(asked)
         with launcher.stdout as pipe:
-            return pipe.readline().strip()
+            answers = select.poll()  # select() refuses descriptors above 1023
+            answers.register(pipe, select.POLLIN)
+            for _ in range(math.ceil(PATIENCE_S / ANSWER_S)):
+                if answers.poll(1000.0 * ANSWER_S):
+                    return pipe.readline().strip()
+                if self._record(unit, "started"):
+                    return "started"
+            launcher.kill()  # it must not begin later, when the job counts as not started
+            launcher.wait()
+        return f"no answer within {PATIENCE_S:g} s"
 
     def _state(self, job: QueuedJob) -> UnitState:
         cgroup = f"{COPPER_PARENT if job.spec.band is QosBand.COPPER else SILVER_PARENT}/{job.unit}"

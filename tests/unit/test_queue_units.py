@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -172,6 +175,32 @@ def test_without_systemd_coppers_group_has_the_least_weights_and_a_bound(
     assert (parent / "perphd-job-7-1.service" / "memory.oom.group").read_text() == "1"
     groups.make_group(job(band=QosBand.SILVER))
     assert not list((tmp_path / "cgroup" / "perphd-jobs-silver").glob("[!c]*weight"))
+
+
+def test_a_job_whose_output_blocks_holds_no_other_job_up(tmp_path: Path) -> None:
+    names = frozenset({"cpu", "memory"})
+    one = Hierarchy(2, str(tmp_path / "cgroup"), names)
+    (tmp_path / "cgroup").mkdir()
+    groups = JobGroups(Hierarchies(Layout.V2, one, dict.fromkeys(names, one)), tmp_path / "units", "boot")
+    os.mkfifo(tmp_path / "nobody-reads")
+    mine = {"uid": os.getuid(), "gid": os.getgid(), "directory": "/"}
+    stuck = job("/bin/true", output=str(tmp_path / "nobody-reads"), **mine)
+    starting = threading.Thread(target=groups.start, args=(stuck, str(tmp_path / "log")), daemon=True)
+    starting.start()
+    starting.join(60.0)
+    hangs = starting.is_alive()
+    before = groups.look([stuck])[stuck.id].evidence
+    reader = os.open(tmp_path / "nobody-reads", os.O_RDONLY | os.O_NONBLOCK)
+    starting.join()
+    assert not hangs
+    assert before is UnitEvidence.RUNS
+    until_s = time.monotonic() + 60.0
+    while (
+        state := groups.look([stuck])[stuck.id]
+    ).evidence is UnitEvidence.RUNS and time.monotonic() < until_s:
+        time.sleep(0.05)
+    os.close(reader)
+    assert (state.evidence, state.status) == (UnitEvidence.ENDED, 0)
 
 
 def test_a_silver_job_is_an_ordinary_service() -> None:
