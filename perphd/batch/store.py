@@ -93,7 +93,7 @@ class SqliteQueue:
         """The job with this number; None if there is none."""
         with self._errors("read"):
             row = self._database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
-        return None if row is None else _job(row[0])
+        return None if row is None else self._read(number, row[0])
 
     def jobs(self, states: Collection[JobState] = ()) -> list[QueuedJob]:
         """Jobs in one of these states, oldest first; jobs in any state if none is given."""
@@ -101,9 +101,9 @@ class SqliteQueue:
         marks = ", ".join("?" * len(wanted))
         with self._errors("read"):
             rows = self._database.execute(
-                f"SELECT record FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted
+                f"SELECT id, record FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted
             ).fetchall()
-        return [_job(row[0]) for row in rows]
+        return [self._read(*row) for row in rows]
 
     def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
         """Apply ``event`` to the job and store the result. Raises ``KeyError`` if there is no such job."""
@@ -111,7 +111,7 @@ class SqliteQueue:
             row = database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
             if row is None:
                 raise KeyError(number)
-            job = after(_job(row[0]), event)
+            job = after(self._read(number, row[0]), event)
             if isinstance(job, TransitionRefused):
                 return job
             database.execute(
@@ -172,6 +172,15 @@ class SqliteQueue:
             database.execute("ROLLBACK")
             raise
         database.execute("COMMIT")
+
+    def _read(self, number: int, text: str) -> QueuedJob:
+        try:
+            return _job(text)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise QueueError(
+                f"{self._path}: job {number} cannot be read: {error!r}; use the version of perphd that wrote it, or "
+                "move the file away"
+            ) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
