@@ -89,6 +89,15 @@ class SqliteQueue:
             )
         return jobs
 
+    def skip_to(self, number: int) -> None:
+        """Give new jobs numbers above this one."""
+        with self._transaction() as database:
+            row = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+            if row is None:
+                database.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
+            elif int(row[0]) < number:
+                database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'jobs'", (number,))
+
     def job(self, number: int) -> QueuedJob | None:
         """The job with this number; None if there is none."""
         with self._errors("read"):

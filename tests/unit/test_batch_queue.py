@@ -167,6 +167,25 @@ async def test_units_that_must_not_run_are_found_even_if_systemd_does_not_answer
     queue.close()
 
 
+async def test_units_and_logs_of_a_file_that_was_moved_away_do_not_pass_for_new_jobs(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(), spec()])
+    await world.look(queue)
+    queue.close()
+    for number in (1, 2):
+        (tmp_path / "queue" / "logs" / f"{number}-1.log").write_text("for its owner alone")
+    for file in (tmp_path / "queue").glob("jobs.sqlite*"):
+        file.unlink()
+    queue = world.daemon()
+    (job,) = await queue.submit([spec(uid=1001)])
+    await world.look(queue)
+    assert job.id == 3
+    assert world.units.begun == {1: 1, 2: 1, 3: 1}
+    assert await queue.log_part(job, 1, 0) == (b"", 0)
+    queue.close()
+
+
 async def test_a_job_that_others_follow_is_kept_until_they_have_ended(tmp_path: Path) -> None:
     world = World(tmp_path, QueueConfig(enabled=True, keep_h=1.0))
     queue = world.daemon()

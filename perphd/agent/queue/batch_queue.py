@@ -472,18 +472,22 @@ class BatchQueue:
                 return
             if self._closed:
                 raise QueueError("the daemon is stopping")
-            await self._in("file", self._prepare)
-            await self._jobs.open()
+            await self._jobs.open(await self._in("file", self._prepare))
             waits = await self._jobs.waits()
             await self._in("plans", lambda: self._planner.remember(waits))
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> int:
+        """Create the folders and read the event; returns the greatest number of a job with a log.
+
+        If the file was moved away, earlier jobs may still run, and their units and logs must not pass for new ones'.
+        """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._units.prepare()
+            used = self._units.prepare()
         except OSError as exc:
             raise QueueError(f"{exc.filename}: the queue cannot be stored: {exc.strerror}") from exc
         self._event.read(self._wall_clock())
+        return used
 
     def _in(self, thread: str, call: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads[thread], call)

@@ -34,12 +34,17 @@ class QueueJobs:
         """The number of jobs in each state."""
         return {state: count for state, count in self._counts.items() if count}
 
-    async def open(self) -> None:
-        """Read the file. Raises QueueError."""
+    async def open(self, used: int = 0) -> None:
+        """Read the file. Raises QueueError.
+
+        ``used``: greatest number of a job of which the file need not know. New jobs get greater ones.
+        """
         path = self._path
 
         def read() -> tuple[SqliteQueue, list[QueuedJob]]:
             file = SqliteQueue(path)
+            if used:
+                file.skip_to(used)
             return file, file.jobs()
 
         self._file, jobs = await self._run(read)

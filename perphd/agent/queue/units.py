@@ -59,9 +59,10 @@ class QueueUnits:
         """The jobs to which the leaving units belong."""
         return {found[0] for unit in self.leaving if (found := attempt_of(unit)) is not None}
 
-    def prepare(self) -> None:
-        """Create the folder of logs; blocks. Raises OSError."""
+    def prepare(self) -> int:
+        """Create the folder of logs, and return the greatest number of a job in it; blocks. Raises OSError."""
         self._logs.prepare()
+        return self._logs.greatest()
 
     async def found(self, find: Callable[[int], QueuedJob | None]) -> None:
         """Remember existing units of jobs that must not run; once, before this daemon starts any.
