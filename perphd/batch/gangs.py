@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.batch.elastic import ElasticRequest, ElasticShares, arrived, rebalanced
@@ -159,7 +159,9 @@ def with_urgent(shares: ElasticShares, job: QueuedJob, cpus: float) -> ElasticSh
     units = max(1, min(math.ceil(UNITS * cpus), shares.capacity))
     if units > shares.capacity:
         return shares
-    after = arrived(shares, ElasticRequest(f"urgent {job.id}", units, 0, priority=1))
+    # No gang grows here: otherwise an older one would take further slots from a younger one.
+    held = replace(shares, serving=tuple(replace(each, elastic=each.granted) for each in shares.serving))
+    after = arrived(held, ElasticRequest(f"urgent {job.id}", units, 0, priority=1))
     return shares if after.preempting != shares.preempting or after.waiting != shares.waiting else after
 
 

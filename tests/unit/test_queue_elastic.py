@@ -268,6 +268,17 @@ def test_whatever_runs_cores_are_never_taken_and_growth_fits(
         assert left + min(urgent_cpus, capacity) <= capacity + 1e-9, "it would not have been enough"
 
 
+def test_an_urgent_job_takes_no_more_slots_than_it_needs() -> None:
+    """Not even for an older gang that could not grow because a younger one already ran."""
+    older, younger = elastic(1, 5), elastic(1, 5)
+    active = [QueuedJob(1, older[0], 1.0, RUNNING)]
+    active += [QueuedJob(6 + place, worker, 2.0, RUNNING) for place, worker in enumerate(younger)]
+    waiting = [QueuedJob(2 + place, worker, 1.0) for place, worker in enumerate(older[1:])]
+    shares = shares_of(6.0, active, waiting, lambda job: 1.0)
+    after = with_urgent(shares, QueuedJob(11, spec(), 3.0), 1.0)
+    assert [job.id for job in revoked(gangs_of([*active, *waiting]), after)] == [10]
+
+
 def test_of_a_waiting_core_the_first_stands_for_all() -> None:
     jobs = [QueuedJob(n + 1, worker, 0.0) for n, worker in enumerate(elastic(3, 5))]
     considered, together, workers = led([*jobs, QueuedJob(9, spec(), 0.0)])
