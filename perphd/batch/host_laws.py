@@ -126,6 +126,13 @@ class HostLaws:
                 self._jobs[resource][number] = self._nothing[resource]
         self._sums.clear()
 
+    def thaw(self, job: QueuedJob) -> None:
+        """Treat a frozen job as running again."""
+        for resource in self._jobs:
+            if resource != MEMORY:
+                self._jobs[resource][job.id] = self._task(resource, job)
+        self._sums.clear()
+
     def without(self, numbers: Sequence[int]) -> None:
         """Treat these jobs as ended."""
         for resource in self._view.resources:

@@ -12,8 +12,9 @@ wait. While an overdue job does not fit, or the core of an elastic job lacks pla
 otherwise smaller jobs would delay it indefinitely.
 
 Copper jobs make room for a job with a deadline that is not admitted, if waiting would cost it more
-(``preemption``). A frozen job continues when no urgent job waits. An admitted job with a deadline starts even
-if it is planned for later, unless a job before it was refused: otherwise no job waits for that room.
+(``preemption``). A frozen job continues when no urgent job waits, before jobs without a deadline start: otherwise they
+would take each room that it waits for. An admitted job with a deadline starts even if it is planned for later, unless
+a job before it was refused: otherwise no job waits for that room.
 
 The core of an elastic job starts as a whole. Its other workers start on the CPUs that all fitting jobs have
 left, and are the first to be frozen for an urgent job (``gangs``).
@@ -69,7 +70,19 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     short_of_places: QueuedJob | None = None
     elastic = _Elastic(view)
     choice = StartChoice(view, host, tried, plan)
+    standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
+    thawed: list[int] = []
+
+    def thaw() -> None:
+        left = [job for job in standing if job.id not in requeued and job.id not in thawed]
+        waits = any(has_deadline(view, job) and job.id not in starts for job in tried)
+        thawed.extend(_continued(view, host, left, bool(frozen) or waits))
+
+    others_come = False
     while (job := choice.next()) is not None:
+        if not others_come and not has_deadline(view, job):
+            others_come = True
+            thaw()
         if len(starts) + view.tasks(job) > room:
             reasons[job.id] = f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
             if is_overdue(view, job) and view.tasks(job) <= view.most_running:
@@ -109,24 +122,14 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     for job in view.waiting:
         if job.id not in reasons and job.id not in starts:
             reasons[job.id] = f"{len(tried)} jobs are before it"
-    standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
+    thaw()
     urgent_waits = any(has_deadline(view, job) and job.id not in starts for job in tried)
-    thawed = [
-        job.id
-        for job in standing
-        if not view.preempts
-        or (
-            job.id not in requeued
-            and not is_elastic(job)
-            and not frozen
-            and not urgent_waits
-            and host.thaws(job)
-        )
-    ]
     if not elastic.revoked and held_up is None and not urgent_waits and not frozen:
         for job in elastic.more([job for job in tried if job.id in starts]):
             if job.state is JobState.FROZEN:
-                thawed += [job.id] if job.id not in thawed and host.thaws(job) else []
+                if job.id not in thawed and host.thaws(job):
+                    host.thaw(job)
+                    thawed.append(job.id)
             elif len(starts) >= room or short_of_places is not None:
                 reasons[job.id] = (
                     f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
@@ -159,6 +162,16 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         },
         choice.order(),
     )
+
+
+def _continued(view: QueueView, host: HostLaws, standing: Sequence[QueuedJob], waits: bool) -> list[int]:
+    """Frozen jobs that continue now, added to ``host``. ``waits``: the room is needed for an urgent job."""
+    found = []
+    for job in standing:
+        if not view.preempts or (not waits and not is_elastic(job) and host.thaws(job)):
+            host.thaw(job)
+            found.append(job.id)
+    return found
 
 
 def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -> str:

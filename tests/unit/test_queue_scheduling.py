@@ -189,6 +189,21 @@ def test_a_frozen_job_is_requeued_when_memory_is_what_is_lacking_and_thawed_when
     assert scheduled(view(active=(frozen,), preempts=False, others_cpus=busy)).thaw == (8,)
 
 
+def test_frozen_jobs_continue_before_others_start_and_only_as_many_as_there_is_room_for() -> None:
+    frozen = tuple(
+        replace(each, job=replace(each.job, state=JobState.FROZEN))
+        for each in (running(7, 3600.0, cpus=6.0), running(8, 3600.0, cpus=6.0))
+    )
+    small = [waiting(n, cpus=1.0) for n in range(10, 15)]
+    step = scheduled(view(*small, active=frozen, preempts=True))
+    assert step.thaw == (7,)
+    assert step.start == (10, 11)
+    assert scheduled(view(active=frozen, preempts=True)).thaw == (7,)
+    urgent = waiting(1, cpus=6.0, deadline_s=NOW_S + 1800.0)
+    step = scheduled(view(urgent, active=frozen, preempts=True))
+    assert (step.thaw, step.start) == ((), (1,))
+
+
 def test_ten_thousand_jobs_are_considered_twenty_at_a_time_and_all_have_a_reason() -> None:
     jobs = [waiting(n, NOW_S - 1.0, cpus=1.0) for n in range(1, 10_001)]
     step = scheduled(view(*jobs))
