@@ -87,15 +87,14 @@ class HostLaws:
     def admission(self, job: QueuedJob) -> Admission:
         """The decision whether the job is admitted beside all running work.
 
-        While no other job runs, a job is admitted regardless of its CPU request. It only runs slower, and would
-        otherwise wait forever.
+        While no other job runs (frozen ones do not), a job is admitted regardless of its CPU request. It only runs
+        slower, and would otherwise wait forever.
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
         if self._gives_way(job) and self._view.copper_share <= 0.0:
             return replace(answer, admitted=False)  # regardless of the accepted risk
-        alone = not self._jobs[CPU] and not self._gives_way(job)
-        if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
+        if self._alone(job) and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
             return replace(answer, admitted=True)
         return answer
 
@@ -170,7 +169,12 @@ class HostLaws:
         return max(0.0, quantile_of(law, 1.0 - self._view.epsilon[resource]) - mean_of(law))
 
     def thaws(self, job: QueuedJob) -> bool:
-        """True if the host has room for a frozen job's demand except memory, which it still holds."""
+        """True if the host has room for a frozen job's demand except memory, which it still holds.
+
+        While no other job runs, a job continues regardless of its CPU request, as in ``admission``.
+        """
+        if self._alone(job):
+            return True
         names = [name for name in self._view.resources if name != MEMORY]
         return admission({name: self._risk(name, job) for name in names}).admitted
 
@@ -187,6 +191,11 @@ class HostLaws:
             )
             for resource in self._view.resources
         ]
+
+    def _alone(self, job: QueuedJob) -> bool:
+        """True if no job runs, and no event restricts this one."""
+        nothing_runs = all(law is self._nothing[CPU] for law in self._jobs[CPU].values())
+        return nothing_runs and not self._gives_way(job)
 
     def _gives_way(self, job: QueuedJob) -> bool:
         """True for copper during an event."""

@@ -185,8 +185,24 @@ def test_a_frozen_job_is_requeued_when_memory_is_what_is_lacking_and_thawed_when
     step = scheduled(view(active=(frozen,), preempts=True))
     assert (step.requeue, step.thaw) == ((), (8,))
     busy = of_values([7.5] * 10)
-    assert scheduled(view(active=(frozen,), preempts=True, others_cpus=busy)).thaw == ()
+    other = running(9, cpus=0.1)
+    assert scheduled(view(active=(frozen, other), preempts=True, others_cpus=busy)).thaw == ()
     assert scheduled(view(active=(frozen,), preempts=False, others_cpus=busy)).thaw == (8,)
+
+
+def test_no_job_is_frozen_for_good_because_of_its_request() -> None:
+    """Alone it was started whatever it asks for; alone it also goes on, and keeps no other one waiting for good."""
+    frozen = running(8, 3600.0, cpus=8.0)
+    frozen = replace(frozen, job=replace(frozen.job, state=JobState.FROZEN))
+    busy = of_values([1.0] * 10)
+    stands: dict[str, Any] = {"preempts": True, "others_cpus": busy}
+    assert scheduled(view(active=(frozen,), **stands)).thaw == (8,)
+    assert scheduled(view(active=(frozen, running(9)), **stands)).thaw == ()
+    assert scheduled(view(active=(frozen,), **stands, copper_share=0.5)).thaw == ()
+    old = waiting(1, NOW_S - 5000.0, cpus=8.0)
+    worker = running(8, cpus=1.0, elastic=(1, 2), array=(1, 2))
+    worker = replace(worker, job=replace(worker.job, state=JobState.FROZEN))  # its core has ended
+    assert scheduled(view(old, active=(worker,), **stands)).start == (1,)
 
 
 def test_frozen_jobs_continue_before_others_start_and_only_as_many_as_there_is_room_for() -> None:
