@@ -62,6 +62,7 @@ class HostLaws:
         self.expected_ends_s: Final = tuple(ends[number] for number in self.ending)
         self.ends_s: Final = ends
         """Median time left of each job, by number, including those that this pass adds."""
+        self._frozen = {each.job.id: each for each in active if each.job.state is JobState.FROZEN}
         self._places = {each.job.id: place for place, each in enumerate(active)}
         self._jobs: Saved = {
             name: {each.job.id: self._active(name, each) for each in active} for name in names
@@ -71,8 +72,12 @@ class HostLaws:
 
     def _active(self, resource: str, each: ActiveJob) -> GridDistribution:
         """Distribution of a running job's usage."""
-        if resource != MEMORY and each.job.state is JobState.FROZEN:
+        if resource != MEMORY and each.job.id in self._frozen:
             return self._nothing[resource]
+        return self._observed(resource, each)
+
+    def _observed(self, resource: str, each: ActiveJob) -> GridDistribution:
+        """Distribution of a job's usage while it runs, given what was observed so far."""
         again = each.job.id in self._view.earlier
         usage = WorkloadUsage(each.outlook.of(resource), each.of(resource), each.observed_s, again)
         return self._given(resource, each.job, usage)
@@ -254,6 +259,8 @@ class HostLaws:
         return known
 
     def _task_law(self, resource: str, job: QueuedJob) -> GridDistribution:
+        if job.id in self._frozen:
+            return self._observed(resource, self._frozen[job.id])
         outlook = self._view.outlooks[job.id] if job.id in self._view.outlooks else JobOutlook()
         earlier = self._view.earlier.get(job.id)
         if earlier is None:

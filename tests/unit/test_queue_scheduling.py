@@ -205,6 +205,15 @@ def test_no_job_is_frozen_for_good_because_of_its_request() -> None:
     assert scheduled(view(old, active=(worker,), **stands)).start == (1,)
 
 
+def test_a_frozen_job_needs_the_room_that_it_was_seen_to_use() -> None:
+    frozen = running(8, 3600.0, cpus=6.0)
+    frozen = replace(frozen, job=replace(frozen.job, state=JobState.FROZEN))
+    other = running(9, cpus=4.0)
+    assert scheduled(view(active=(frozen, other), preempts=True)).thaw == ()
+    seen = replace(frozen, cpus=of_values([1.0] * 50), observed_s=600.0)
+    assert scheduled(view(active=(seen, other), preempts=True)).thaw == (8,)
+
+
 def test_frozen_jobs_continue_before_others_start_and_only_as_many_as_there_is_room_for() -> None:
     frozen = tuple(
         replace(each, job=replace(each.job, state=JobState.FROZEN))
