@@ -6,15 +6,15 @@
 All workers are stored at once with consecutive numbers; the first number names the gang. A slot is a running
 worker. ``perphd.batch.elastic`` decides how many elastic workers a gang may run, in thousandths of a CPU:
 cores first, then elastic workers in the order of arrival. An urgent job takes slots of elastic workers, those of
-the youngest gang first; these workers are frozen until CPUs are free again. When the last worker of the core has
-ended, no further worker starts; running ones continue.
+the youngest gang first, but none of silver; these workers are frozen until CPUs are free again. When the last worker
+of the core has ended, no further worker starts; running ones continue.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.batch.elastic import ElasticRequest, ElasticShares, arrived, rebalanced
@@ -49,6 +49,11 @@ class Gang:
     def in_state(self, state: JobState) -> list[QueuedJob]:
         """Elastic workers in this state."""
         return [job for job in self.elastic if job.state is state]
+
+    @property
+    def giving(self) -> list[QueuedJob]:
+        """Running elastic workers that an urgent job may take; those of silver count as parts of the core."""
+        return [] if self.one.spec.band.protected else self.in_state(JobState.RUNNING)
 
 
 def gang_of(job: QueuedJob) -> int | None:
@@ -130,7 +135,7 @@ def shares_of(
     cores: dict[int, int] = {}
     for job in active:
         number = gang_of(job)
-        if job.state is JobState.FROZEN or is_elastic(job):
+        if job.state is JobState.FROZEN or (is_elastic(job) and not job.spec.band.protected):
             continue
         units = math.ceil(UNITS * cpus(job))
         if number is None:
@@ -140,8 +145,9 @@ def shares_of(
     for gang in gangs:
         unit = max(1, math.ceil(UNITS * cpus(gang.one)))
         extra = elastic.get(gang.number)
-        granted = 0 if extra is None else unit * len(extra.in_state(JobState.RUNNING))
-        wanted = 0 if extra is None else unit * len(extra.elastic)
+        granted = 0 if extra is None else unit * len(extra.giving)
+        kept = 0 if extra is None else len(extra.in_state(JobState.RUNNING)) - len(extra.giving)
+        wanted = 0 if extra is None else unit * (len(extra.elastic) - kept)
         request = ElasticRequest(str(gang.number), cores.get(gang.number, 0), wanted, 0, granted, unit)
         serving.append(((gang.one.submitted_s, gang.number), request))
     serving.sort(key=lambda each: each[0])
@@ -153,7 +159,9 @@ def with_urgent(shares: ElasticShares, job: QueuedJob, cpus: float) -> ElasticSh
     units = max(1, min(math.ceil(UNITS * cpus), shares.capacity))
     if units > shares.capacity:
         return shares
-    after = arrived(shares, ElasticRequest(f"urgent {job.id}", units, 0, priority=1))
+    # No gang grows here: otherwise an older one would take further slots from a younger one.
+    held = replace(shares, serving=tuple(replace(each, elastic=each.granted) for each in shares.serving))
+    after = arrived(held, ElasticRequest(f"urgent {job.id}", units, 0, priority=1))
     return shares if after.preempting != shares.preempting or after.waiting != shares.waiting else after
 
 
@@ -161,8 +169,7 @@ def revoked(gangs: Sequence[Gang], shares: ElasticShares) -> list[QueuedJob]:
     """Running elastic workers beyond their gang's grant, the last of each gang first."""
     found = []
     for gang, granted in _grants(gangs, shares):
-        running = gang.in_state(JobState.RUNNING)
-        found += running[granted:][::-1]
+        found += gang.giving[granted:][::-1]
     return found
 
 
@@ -176,7 +183,7 @@ def admitted(gangs: Sequence[Gang], shares: ElasticShares) -> list[QueuedJob]:
     units = {request.name: request.unit for request in shares.serving}
     for gang, granted in _grants(gangs, rebalanced(shares)):
         unit = units[str(gang.number)]
-        more = max(0, min(granted - len(gang.in_state(JobState.RUNNING)), free // unit))
+        more = max(0, min(granted - len(gang.giving), free // unit))
         standing = gang.in_state(JobState.FROZEN)
         fresh = [job for job in gang.elastic if not job.state.active]
         chosen = [*standing, *fresh][:more]

@@ -62,6 +62,7 @@ class HostLaws:
         self.expected_ends_s: Final = tuple(ends[number] for number in self.ending)
         self.ends_s: Final = ends
         """Median time left of each job, by number, including those that this pass adds."""
+        self._frozen = {each.job.id: each for each in active if each.job.state is JobState.FROZEN}
         self._places = {each.job.id: place for place, each in enumerate(active)}
         self._jobs: Saved = {
             name: {each.job.id: self._active(name, each) for each in active} for name in names
@@ -71,8 +72,12 @@ class HostLaws:
 
     def _active(self, resource: str, each: ActiveJob) -> GridDistribution:
         """Distribution of an active job's usage. A frozen job uses only memory."""
-        if resource != MEMORY and each.job.state is JobState.FROZEN:
+        if resource != MEMORY and each.job.id in self._frozen:
             return self._nothing[resource]
+        return self._observed(resource, each)
+
+    def _observed(self, resource: str, each: ActiveJob) -> GridDistribution:
+        """Distribution of a job's usage while it runs, given what was observed so far."""
         again = each.job.id in self._view.earlier
         usage = WorkloadUsage(each.outlook.of(resource), each.of(resource), each.observed_s, again)
         return self._given(resource, each.job, usage)
@@ -89,15 +94,14 @@ class HostLaws:
     def admission(self, job: QueuedJob) -> Admission:
         """The decision whether the job is admitted beside all running work.
 
-        While no other job runs, a job is admitted if its memory fits, whatever else it requests. It only runs slower,
-        and would otherwise wait forever. During an event, this does not apply to copper.
+        While no other job runs (frozen ones do not), a job is admitted if its memory fits, whatever else it requests. It
+        only runs slower, and would otherwise wait forever. During an event, this does not apply to copper.
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
         if self._gives_way(job) and self._view.copper_share <= 0.0:
             return replace(answer, admitted=False)  # regardless of the accepted risk
-        alone = not self._jobs[CPU] and not self._gives_way(job)
-        if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
+        if self._alone(job) and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
             return replace(answer, admitted=True)
         return answer
 
@@ -126,6 +130,13 @@ class HostLaws:
         for resource in self._jobs:
             for number in numbers if resource != MEMORY else ():
                 self._jobs[resource][number] = self._nothing[resource]
+        self._sums.clear()
+
+    def thaw(self, job: QueuedJob) -> None:
+        """Treat a frozen job as running again."""
+        for resource in self._jobs:
+            if resource != MEMORY:
+                self._jobs[resource][job.id] = self._task(resource, job)
         self._sums.clear()
 
     def without(self, numbers: Sequence[int]) -> None:
@@ -165,7 +176,12 @@ class HostLaws:
         return max(0.0, quantile_of(law, 1.0 - self._view.epsilon[resource]) - mean_of(law))
 
     def thaws(self, job: QueuedJob) -> bool:
-        """True if the host has room for a frozen job's demand except memory, which it still holds."""
+        """True if the host has room for a frozen job's demand except memory, which it still holds.
+
+        While no other job runs, a job continues regardless of its CPU request, as in ``admission``.
+        """
+        if self._alone(job):
+            return True
         names = [name for name in self._view.resources if name != MEMORY]
         return admission({name: self._risk(name, job) for name in names}).admitted
 
@@ -182,6 +198,11 @@ class HostLaws:
             )
             for resource in self._view.resources
         ]
+
+    def _alone(self, job: QueuedJob) -> bool:
+        """True if no job runs, and no event restricts this one."""
+        nothing_runs = all(law is self._nothing[CPU] for law in self._jobs[CPU].values())
+        return nothing_runs and not self._gives_way(job)
 
     def _gives_way(self, job: QueuedJob) -> bool:
         """True for copper during an event."""
@@ -240,6 +261,8 @@ class HostLaws:
         return known
 
     def _task_law(self, resource: str, job: QueuedJob) -> GridDistribution:
+        if job.id in self._frozen:
+            return self._observed(resource, self._frozen[job.id])
         outlook = self._view.outlooks[job.id] if job.id in self._view.outlooks else JobOutlook()
         earlier = self._view.earlier.get(job.id)
         if earlier is None:

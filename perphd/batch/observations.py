@@ -127,12 +127,24 @@ class Observations:
         """Record the usage of everything that is not a job over the last ``seconds``."""
         self.others[resource].add(used, seconds)
 
-    def see(self, job: QueuedJob, seconds: float, used: Mapping[str, float], outlook: JobOutlook) -> None:
-        """Record the job's usage over the last ``seconds``, by resource."""
+    def see(
+        self,
+        job: QueuedJob,
+        seconds: float,
+        used: Mapping[str, float],
+        outlook: JobOutlook,
+        stands: bool = False,
+    ) -> None:
+        """Record the job's usage over the last ``seconds``, by resource.
+
+        ``stands``: it stood still, which says nothing about the usage of the job when it goes on.
+        """
         use = self.of(job)
-        use.seconds += seconds
         if CPU in used:
             use.done = use.done.with_use(seconds, used[CPU], used.get(INSTRUCTIONS))
+        if stands:
+            return
+        use.seconds += seconds
         for resource, value in used.items():
             if resource in use.seen:
                 use.seen[resource] = insert(use.seen[resource], max(0.0, value))

@@ -8,13 +8,13 @@ A job is admitted by the distribution of its usage (``admission``). Everything o
 of the queue counts as one more usage, with its observed distribution.
 
 A job whose deadline has passed counts as one without. Such a job is overdue after three times the average
-wait. While an overdue job does not fit, only jobs with deadlines start; otherwise smaller jobs would delay it
-indefinitely.
+wait. While an overdue job does not fit, or the core of an elastic job lacks places, only jobs with deadlines start;
+otherwise smaller jobs would delay it indefinitely.
 
 Copper jobs make room for a job with a deadline that is not admitted, if waiting would cost it more
-(``preemption``). A frozen job continues when the host has room for it and no job with a deadline waits. An
-admitted job with a deadline starts even if it is planned for later, unless another one was refused before it and may
-need that room.
+(``preemption``). A frozen job continues when the host has room for it and no job with a deadline waits, before jobs
+without a deadline start: otherwise they would take each room that it waits for. An admitted job with a deadline starts
+even if it is planned for later, unless another one was refused before it and may need that room.
 
 The core of an elastic job starts as a whole. Its other workers start on the CPUs that are left when all fitting
 jobs have started, and are the first to be frozen for an urgent job (``gangs``).
@@ -67,14 +67,30 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     preempted: dict[int, str] = {}
     refused_urgent, tries = False, TRIED_PREEMPTIONS
     held_up: QueuedJob | None = None
+    short_of_places: QueuedJob | None = None
     elastic = _Elastic(view)
     choice = StartChoice(view, host, tried, plan)
+    standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
+    thawed: list[int] = []
+
+    def thaw() -> None:
+        left = [job for job in standing if job.id not in requeued and job.id not in thawed]
+        waits = any(has_deadline(view, job) and job.id not in starts for job in tried)
+        thawed.extend(_continued(view, host, left, bool(frozen) or waits))
+
+    others_come = False
     while (job := choice.next()) is not None:
+        if not others_come and not has_deadline(view, job):
+            others_come = True
+            thaw()
         if len(starts) + view.tasks(job) > room:
             reasons[job.id] = f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
+            if is_overdue(view, job) and view.tasks(job) <= view.most_running:
+                short_of_places = short_of_places or job
             continue
-        if held_up is not None and not has_deadline(view, job):
-            reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
+        first = held_up or short_of_places
+        if first is not None and not has_deadline(view, job):
+            reasons[job.id] = f"job {first.id} has waited longest and goes first"
             continue
         answer = host.admission(job)
         if not answer.admitted and is_urgent(view, job):
@@ -106,25 +122,15 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     for job in view.waiting:
         if job.id not in reasons and job.id not in starts:
             reasons[job.id] = f"{len(tried)} jobs are ahead of it"
-    standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
+    thaw()
     urgent_waits = any(has_deadline(view, job) and job.id not in starts for job in tried)
-    thawed = [
-        job.id
-        for job in standing
-        if not view.preempts
-        or (
-            job.id not in requeued
-            and not is_elastic(job)
-            and not frozen
-            and not urgent_waits
-            and host.thaws(job)
-        )
-    ]
     if not elastic.revoked and held_up is None and not urgent_waits and not frozen:
         for job in elastic.more([job for job in tried if job.id in starts]):
             if job.state is JobState.FROZEN:
-                thawed += [job.id] if job.id not in thawed and host.thaws(job) else []
-            elif len(starts) >= room:
+                if job.id not in thawed and host.thaws(job):
+                    host.thaw(job)
+                    thawed.append(job.id)
+            elif len(starts) >= room or short_of_places is not None:
                 reasons[job.id] = (
                     f"{view.most_running} jobs are running, the limit ([tuning.queue] most_running)"
                 )
@@ -156,6 +162,16 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         },
         choice.order(),
     )
+
+
+def _continued(view: QueueView, host: HostLaws, standing: Sequence[QueuedJob], waits: bool) -> list[int]:
+    """Frozen jobs that continue now, added to ``host``. ``waits``: the room is needed for an urgent job."""
+    found = []
+    for job in standing:
+        if not view.preempts or (not waits and not is_elastic(job) and host.thaws(job)):
+            host.thaw(job)
+            found.append(job.id)
+    return found
 
 
 def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -> str:

@@ -89,11 +89,20 @@ class SqliteQueue:
             )
         return jobs
 
+    def skip_to(self, number: int) -> None:
+        """Give new jobs numbers above this one."""
+        with self._transaction() as database:
+            row = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+            if row is None:
+                database.execute("INSERT INTO sqlite_sequence VALUES ('jobs', ?)", (number,))
+            elif int(row[0]) < number:
+                database.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'jobs'", (number,))
+
     def job(self, number: int) -> QueuedJob | None:
         """The job with this number; None if there is none."""
         with self._errors("read"):
             row = self._database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
-        return None if row is None else _job(row[0])
+        return None if row is None else self._read(number, row[0])
 
     def jobs(self, states: Collection[JobState] = ()) -> list[QueuedJob]:
         """Jobs in one of these states, oldest first; jobs in any state if none is given."""
@@ -101,9 +110,9 @@ class SqliteQueue:
         marks = ", ".join("?" * len(wanted))
         with self._errors("read"):
             rows = self._database.execute(
-                f"SELECT record FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted
+                f"SELECT id, record FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted
             ).fetchall()
-        return [_job(row[0]) for row in rows]
+        return [self._read(*row) for row in rows]
 
     def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
         """Apply ``event`` to the job and store the result. Raises ``KeyError`` if there is no such job."""
@@ -111,7 +120,7 @@ class SqliteQueue:
             row = database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
             if row is None:
                 raise KeyError(number)
-            job = after(_job(row[0]), event)
+            job = after(self._read(number, row[0]), event)
             if isinstance(job, TransitionRefused):
                 return job
             database.execute(
@@ -141,14 +150,14 @@ class SqliteQueue:
             ).fetchall()
         return {int(number): float(at_s) for number, at_s in rows}
 
-    def forget(self, ended_before_s: float) -> int:
-        """Delete jobs that ended before this time. Returns their number."""
+    def forget(self, ended_before_s: float, kept: Collection[int] = ()) -> int:
+        """Delete jobs that ended before this time, except those in ``kept``. Returns their number."""
         ended = [state for state in JobState if state.ended]
         with self._transaction() as database:
             found = database.execute(
                 f"DELETE FROM jobs WHERE state IN ({', '.join('?' * len(ended))}) "
-                "AND json_extract(record, '$.since_s') < ?",
-                (*ended, ended_before_s),
+                "AND json_extract(record, '$.since_s') < ? AND id NOT IN (SELECT value FROM json_each(?))",
+                (*ended, ended_before_s, json.dumps(sorted(kept))),
             )
         return found.rowcount
 
@@ -172,6 +181,15 @@ class SqliteQueue:
             database.execute("ROLLBACK")
             raise
         database.execute("COMMIT")
+
+    def _read(self, number: int, text: str) -> QueuedJob:
+        try:
+            return _job(text)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise QueueError(
+                f"{self._path}: job {number} cannot be read: {error!r}; use the version of perphd that wrote it, or "
+                "move the file away"
+            ) from error
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

@@ -29,6 +29,7 @@ from perphd.forecast.backtest import PeakScore
 from perphd.forecast.following import (
     EARLY_WINDOWS,
     LEAST_WINDOWS,
+    LONG_GAP,
     Followed,
     choice_score,
     continued,
@@ -123,10 +124,19 @@ class Cycles:
     def take(
         self, found: StoreWindows, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]]
     ) -> None:
-        """Process the windows of these workloads."""
+        """Process the windows of these workloads.
+
+        After the clock was set back, everything restarts from the store's history, which the next call gets.
+        """
+        last = int(found.newest_s // WINDOW_S) - 1
+        if self._number - last > LONG_GAP:
+            log.warning("the clock was set back by %d minutes: forecasts restart", self._number - last)
+            self._series.clear()
+            self._hosts = {resource: HostPeaks() for resource in Resource}
+            self._number = 0
+            return
         listed = set(names)
         workloads = [each for each in found.workloads if each.workload in listed]
-        last = int(found.newest_s // WINDOW_S) - 1
         self._fits_left = max(LEAST_FITS, int(FITTED_SHARE * len(self._series)))
         ahead: list[tuple[str, str]] = []
         for each in workloads:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import select
 import signal
@@ -42,7 +43,11 @@ LEAST: Final[Mapping[tuple[str, int], tuple[tuple[str, str], ...]]] = {
 }
 """Settings of copper's parent group, by controller and cgroup version. Files that this kernel lacks are skipped."""
 PATIENCE_S: Final = 20.0
-"""Seconds to wait for a launcher's answer. A slower launcher is left running; its records show how the job ended."""
+"""Time limit for a launcher to begin."""
+ANSWER_S: Final = 1.0
+"""Time limit for the answer of a launcher that has begun. A slower one is left running: its job waits for its directory
+or its output, such as a pipe that nobody reads, and its records show how the job ended.
+"""
 _KILL_ROUNDS: Final = 20
 
 
@@ -50,19 +55,11 @@ class JobGroups:
     """The ``JobRunner`` for hosts without systemd.
 
     ``folder``: where launchers keep their records. ``host_memory_bytes``: bounds copper's memory; 0 if unknown.
-    ``patience_s``: how long to wait for a launcher's answer.
     """
 
-    def __init__(
-        self,
-        hierarchies: Hierarchies,
-        folder: Path,
-        boot: str,
-        host_memory_bytes: int = 0,
-        patience_s: float = PATIENCE_S,
-    ) -> None:
+    def __init__(self, hierarchies: Hierarchies, folder: Path, boot: str, host_memory_bytes: int = 0) -> None:
         self._hierarchies, self._folder, self._boot = hierarchies, folder, boot
-        self._host_memory_bytes, self._patience_s = host_memory_bytes, patience_s
+        self._host_memory_bytes = host_memory_bytes
         self._launchers: list[subprocess.Popen[str]] = []
 
     def make_group(self, job: QueuedJob) -> str:
@@ -88,7 +85,7 @@ class JobGroups:
             "environment": list(spec.environment),
             "command": list(spec.command),
         }
-        answer = self._launched(json.dumps(asked))
+        answer = self._launched(json.dumps(asked), job.unit)
         if answer not in ("started", "exists") and not self._record(job.unit, "started"):
             self._remove(cgroup)
             raise StartFailed(f"{job.unit}: the launcher did not start: {answer or 'no answer'}")
@@ -138,8 +135,8 @@ class JobGroups:
                 f"{exc.filename}: {exc.strerror}: cannot create a control group for jobs"
             ) from exc
 
-    def _launched(self, asked: str) -> str:
-        """Start a launcher and return the first line of its answer."""
+    def _launched(self, asked: str, unit: str) -> str:
+        """Start a launcher and return the first line of its answer; ``started`` if it has begun and does not answer."""
         try:
             launcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(LAUNCHER)],
@@ -157,10 +154,16 @@ class JobGroups:
         with contextlib.suppress(OSError), launcher.stdin as pipe:
             pipe.write(asked)
         with launcher.stdout as pipe:
-            # The job's user chose the paths that the launcher opens: a FIFO or a network file system may block it.
-            answer = select.poll()
-            answer.register(pipe, select.POLLIN)
-            return pipe.readline().strip() if answer.poll(1000 * self._patience_s) else ""
+            answers = select.poll()  # select() refuses descriptors above 1023
+            answers.register(pipe, select.POLLIN)
+            for _ in range(math.ceil(PATIENCE_S / ANSWER_S)):
+                if answers.poll(1000.0 * ANSWER_S):
+                    return pipe.readline().strip()
+                if self._record(unit, "started"):
+                    return "started"
+            launcher.kill()  # it must not begin later, when the job counts as not started
+            launcher.wait()
+        return f"no answer within {PATIENCE_S:g} s"
 
     def _state(self, job: QueuedJob) -> UnitState:
         cgroup = f"{COPPER_PARENT if job.spec.band is QosBand.COPPER else SILVER_PARENT}/{job.unit}"

@@ -33,6 +33,9 @@ SERIES: Final = (
 _RATES: Final = frozenset({"cpu_usage_cores", "mbw_bytes_per_s", "load_per_s"})
 ENDED_AFTER_S: Final = 3600.0
 """A workload counts as ended if its last sample is this many seconds older than the store's newest one."""
+"""Seconds without a sample, before the newest one, after which a workload counts as ended."""
+SET_BACK_S: Final = 600.0
+"""Seconds by which the newest row must lie before other rows for the clock to count as set back meanwhile."""
 _INTERVALS: Final = 501
 
 _WORKLOADS: Final = """
@@ -40,7 +43,8 @@ WITH RECURSIVE names(name) AS (
     SELECT min(workload) FROM samples
     UNION ALL SELECT (SELECT min(workload) FROM samples WHERE workload > name) FROM names WHERE name IS NOT NULL
 )
-SELECT name, (SELECT max(wall_s) FROM samples WHERE workload = name) FROM names WHERE name IS NOT NULL
+SELECT name, (SELECT max(wall_s) FROM samples WHERE workload = name AND wall_s <= :until_s) FROM names
+    WHERE name IS NOT NULL
 """
 """One index search per workload; DISTINCT would read every sample."""
 
@@ -90,6 +94,7 @@ def read_windows(
     """The windows of the last ``last_s`` seconds, of one workload or of all that have not ended.
 
     ``after`` is the number of the last window that the caller knows: only later ones and the present one are read.
+    After the clock was set back, samples that lie in the future by the present clock are ignored.
 
     Raises:
         QueryError: there is no store, it holds no samples, or SQLite cannot read it.
@@ -101,10 +106,16 @@ def read_windows(
             raise QueryError(
                 f"{path}: is not a store of perphd: the table samples is missing or lacks columns"
             )
-        newest = {str(name): float(wall_s) for name, wall_s in connection.execute(_WORKLOADS)}
+        newest = _newest(connection, math.inf)
         if not newest:
             raise QueryError(f"{path}: holds no samples yet; the daemon adds some every few seconds")
         end_s = max(newest.values())
+        (last_row_s,) = connection.execute(
+            "SELECT wall_s FROM samples ORDER BY rowid DESC LIMIT 1"
+        ).fetchone()
+        if end_s - last_row_s > SET_BACK_S:
+            end_s = float(last_row_s)
+            newest = _newest(connection, end_s)
         ended = tuple(name for name, at_s in newest.items() if at_s < end_s - ENDED_AFTER_S)
         wanted = [name for name in newest if name not in ended] if workload is None else [workload]
         least_s = SHORT_SHARE * _usual_interval_s(connection)
@@ -127,6 +138,12 @@ def read_windows(
         connection.close()
 
 
+def _newest(connection: sqlite3.Connection, until_s: float) -> dict[str, float]:
+    """Wall clock of each workload's newest sample up to this time; workloads without one are left out."""
+    rows = connection.execute(_WORKLOADS, {"until_s": until_s})
+    return {str(name): float(wall_s) for name, wall_s in rows if wall_s is not None}
+
+
 def _usual_interval_s(connection: sqlite3.Connection) -> float:
     rows = connection.execute(f"SELECT interval_s FROM samples ORDER BY rowid DESC LIMIT {_INTERVALS}")
     found = [float(row[0]) for row in rows if row[0] > 0]
@@ -141,8 +158,8 @@ def _reduced(
     greatest = "".join(f", {_greatest(column)}" for column in present)
     rows = connection.execute(
         f"SELECT CAST(wall_s / {WINDOW_S} AS INTEGER) AS number{greatest} FROM samples"
-        " WHERE workload = :name AND wall_s >= :since_s GROUP BY number ORDER BY number",
-        {"name": name, "since_s": since_s, "least_s": least_s},
+        " WHERE workload = :name AND wall_s BETWEEN :since_s AND :end_s GROUP BY number ORDER BY number",
+        {"name": name, "since_s": since_s, "end_s": end_s, "least_s": least_s},
     ).fetchall()
     last = math.floor(end_s / WINDOW_S)
     found = {column: SeriesWindows(missing="the store has no such column") for column in series}

@@ -261,6 +261,16 @@ def test_a_file_of_another_format_is_refused_and_left_alone(tmp_path: Path) -> N
     database.close()
     with pytest.raises(QueueError, match="format 9"):
         SqliteQueue(path)
+    (tmp_path / "later").mkdir()
+    queue = SqliteQueue(tmp_path / "later" / "queue.db")
+    (job,) = queue.submit([SPEC], 0.0)
+    with sqlite3.connect(tmp_path / "later" / "queue.db") as database:
+        database.execute("UPDATE jobs SET record = json_set(record, '$.spec.invented', 1)")
+    database.close()
+    for read in (queue.jobs, lambda: queue.job(job.id), lambda: queue.apply(job.id, Started(1.0))):
+        with pytest.raises(QueueError, match="job 1 cannot be read"):
+            read()
+    queue.close()
     path.write_bytes(b"not a database" * 100)
     with pytest.raises(QueueError, match=r"cannot be opened"):
         SqliteQueue(path)
@@ -325,7 +335,7 @@ def test_kill_9_at_twenty_moments_loses_no_job_and_starts_none_twice(tmp_path: P
     queue.close()
     chance, moments, jobs, ran = random.Random(8), Counter[str](), list[QueuedJob](), ""
     for kill in range(21):
-        lines = chance.randint(1, 220) if kill < 20 else -1  # the last one lives
+        lines = chance.randint(1, 330) if kill < 20 else -1  # the last one lives
         worker = subprocess.run(
             [sys.executable, "-c", WORKER, str(tmp_path), str(lines)],
             capture_output=True,

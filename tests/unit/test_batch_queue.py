@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import random
 import sqlite3
 from collections import Counter
@@ -11,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.queue.batch_queue import BatchQueue
-from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.job import CancelledBy, JobState, QueuedJob, RequeuedFor
 from perphd.batch.runner import JobRefused, StartFailed
-from perphd.batch.store import QueueError
+from perphd.batch.store import QueueError, SqliteQueue
 from perphd.batch.view import JobForecast
 from perphd.config.tables import QueueConfig
-from perphd.domain.errors import ConfigError
+from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.host_account import CpuAccount, HostAccount
 from perphd.domain.reading import available
 from perphd.qos.bands import QosBand
@@ -114,6 +116,99 @@ async def test_a_cancelled_job_never_runs_on_even_if_the_daemon_dies_at_once(tmp
     assert not world.units.units
     with pytest.raises(ConfigError, match="no further change is possible"):
         await queue.cancel(running, "somebody")
+    queue.close()
+
+
+async def test_a_job_that_starts_while_it_is_cancelled_does_not_run_on(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    (found,) = await queue.submit([spec()])
+    await world.look(queue)  # the start was stored after the request had found a waiting job
+    after = await queue.cancel(found, "ada")
+    assert (found.attempt, after.attempt, after.state) == (0, 1, JobState.CANCELLED)
+    await world.look(queue)
+    assert world.units.units == {}
+    assert world.side.workloads == {}
+    queue.close()
+
+
+@pytest.mark.parametrize("wanted", [JobState.CANCELLED, JobState.REQUEUED])
+async def test_units_that_must_not_run_are_found_even_if_systemd_does_not_answer_at_the_start(
+    tmp_path: Path, wanted: JobState
+) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    (job,) = await queue.submit([spec(retries=1)])
+    await world.look(queue)
+    queue.close()
+    # The daemon dies after it has stored the end and before it has ended the unit.
+    file = SqliteQueue(tmp_path / "queue" / "jobs.sqlite")
+    at_s = world.now_s
+    file.apply(
+        job.id, CancelledBy(at_s, "ada") if wanted is JobState.CANCELLED else RequeuedFor(at_s, "room")
+    )
+    file.close()
+    answer, silent = world.units.found, [True]
+
+    def units() -> tuple[str, ...]:
+        if silent:
+            silent.clear()
+            raise KernelError("ListUnitsByPatterns", "call", errno.ETIMEDOUT)
+        return answer()
+
+    world.units.found = units  # type: ignore[method-assign]
+    queue = world.daemon()
+    with contextlib.suppress(KernelError):
+        await world.look(queue)
+    await world.look(queue)
+    await world.look(queue)
+    assert "perphd-job-1-1.service" not in world.units.units
+    assert state(queue, job.id) is (wanted if wanted is JobState.CANCELLED else JobState.RUNNING)
+    queue.close()
+
+
+async def test_units_and_logs_of_a_file_that_was_moved_away_do_not_pass_for_new_jobs(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(), spec()])
+    await world.look(queue)
+    queue.close()
+    for number in (1, 2):
+        (tmp_path / "queue" / "logs" / f"{number}-1.log").write_text("for its owner alone")
+    for file in (tmp_path / "queue").glob("jobs.sqlite*"):
+        file.unlink()
+    queue = world.daemon()
+    (job,) = await queue.submit([spec(uid=1001)])
+    await world.look(queue)
+    assert job.id == 3
+    assert world.units.begun == {1: 1, 2: 1, 3: 1}
+    assert await queue.log_part(job, 1, 0) == (b"", 0)
+    queue.close()
+
+
+async def test_a_job_that_others_follow_is_kept_until_they_have_ended(tmp_path: Path) -> None:
+    world = World(tmp_path, QueueConfig(enabled=True, keep_h=1.0))
+    queue = world.daemon()
+    first, long = await queue.submit([spec(), spec()])
+    (last,) = await queue.submit([spec(after=(first.id, long.id))])
+    await world.look(queue)
+    world.units.end(first.id)
+    await world.look(queue)
+    await world.look(queue, 7300.0)
+    await world.look(queue)
+    assert state(queue, last.id) in (JobState.QUEUED, JobState.WAITING)
+    queue.close()
+    queue = world.daemon()
+    world.units.end(long.id)
+    for _ in range(3):
+        await world.look(queue)
+    assert state(queue, last.id) is JobState.RUNNING
+    await world.look(queue, 7300.0)
+    assert queue.find(first.id) is not None  # the running job may be requeued
+    world.units.end(last.id)
+    await world.look(queue)
+    await world.look(queue, 7300.0)
+    assert queue.find(first.id) is None
     queue.close()
 
 

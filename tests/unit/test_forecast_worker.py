@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -252,6 +253,40 @@ def test_a_worker_publishes_keeps_its_state_and_goes_on(tmp_path: Path, wall: li
         each.cycle(roster)
     assert again._cycles.known.series["db", "load_per_s"].ladder.seen == 210
     assert same(dict(again._cycles.known.series), dict(worker._cycles.known.series))
+
+
+def test_forecasts_go_on_after_the_clock_was_set_back(tmp_path: Path, wall: list[float]) -> None:
+    """A host whose hardware clock runs in local time is hours ahead until the network corrects its clock."""
+    store_of(tmp_path / "perphd.db", 100)
+    roster = [Listed("db", "/app/db", 0, frozenset()), Listed("etl", "/app/etl", 0, frozenset())]
+    made(tmp_path / "ahead.db", 3, {"db": usual(constant(9.0), constant(9.0 * GIB))}, first=220)
+    with sqlite3.connect(tmp_path / "perphd.db") as store:
+        store.execute("ATTACH ? AS ahead", (str(tmp_path / "ahead.db"),))
+        columns = ", ".join(row[1] for row in store.execute("PRAGMA table_info(samples)"))
+        store.execute(f"INSERT INTO samples ({columns}) SELECT {columns} FROM ahead.samples")
+    store.close()
+    worker = ForecastWorker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
+    wall[0] = START_S + 223 * 60 + 30
+    worker.cycle(roster)
+    assert worker._cycles.number == int(START_S / 60) + 222
+    worker.save()
+    with sqlite3.connect(tmp_path / "perphd.db") as store:
+        store.execute(
+            "INSERT INTO samples (wall_s, at_s, interval_s, workload, quality, cpu_usage_cores,"
+            " memory_working_set_bytes) VALUES (?, 0.0, 10.0, 'db', '', 1.0, ?)",
+            (START_S + 103 * 60 + 5, 1.5 * GIB),
+        )
+    store.close()
+    again = ForecastWorker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
+    for each in (worker, again):
+        wall[0] = START_S + 103 * 60 + 30
+        each.cycle(roster)
+        wall[0] += 60
+        each.cycle(roster)
+        assert each._cycles.number == int(START_S / 60) + 102
+        memory = each._cycles.known.series["db", "memory_working_set_bytes"]
+        assert (memory.number, memory.ladder.seen) == (int(START_S / 60) + 100, 101)
+        assert each._cycles.memory(["db"])["db"].mean_bytes == pytest.approx(1.5 * GIB, rel=0.5)
 
 
 def test_nothing_is_forecast_beyond_what_the_host_has(tmp_path: Path, wall: list[float]) -> None:

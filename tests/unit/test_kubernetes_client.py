@@ -103,7 +103,7 @@ class Api:
 async def api() -> AsyncIterator[tuple[Api, str]]:
     fake = Api()
     app = web.Application()
-    app.add_routes([web.route("*", "/things", fake.answer)])
+    app.add_routes([web.route("*", path, fake.answer) for path in ("/things", "/k8s/clusters/c-1/things")])
     async with TestServer(app) as server:
         yield fake, str(server.make_url("/")).rstrip("/")
 
@@ -242,6 +242,24 @@ async def test_a_server_that_hangs_is_unreachable_in_time(api: tuple[Api, str]) 
     async with ApiClient(ApiAccess("http://127.0.0.1:9"), timeout_s=1.0) as client:
         with pytest.raises(ApiUnreachable):
             await client.get("/things")
+
+
+async def test_an_api_server_behind_a_path_is_reached(api: tuple[Api, str]) -> None:
+    """Proxies in front of several clusters, and kubectl proxy --api-prefix, serve each below a path."""
+    fake, url = api
+    fake.change("ADDED", "a")
+    mirror = Mirror()
+    async with ApiClient(ApiAccess(f"{url}/k8s/clusters/c-1")) as client:
+        assert await client.list_all("/things") == ([fake._object("a", 11)], "11")
+        following = asyncio.create_task(
+            follow(client, "/things", mirror.replaced, mirror.changed, mirror.troubled, _soon)
+        )
+        await _until(lambda: mirror.names == {"a"})
+        fake.change("ADDED", "b")
+        await _until(lambda: mirror.names == {"a", "b"})
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert mirror.troubles == []
 
 
 async def test_a_renewed_token_is_used_at_once(api: tuple[Api, str], tmp_path: Path) -> None:

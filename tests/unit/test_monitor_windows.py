@@ -67,6 +67,7 @@ def test_rates_of_short_samples_do_not_count_beside_longer_ones(path: Path):
     both = f"{COLUMNS}, memory_working_set_bytes"
     insert(path, both, START_S + 65, 0.0, 0.4 * EVERY_S, "db", "", 99.0, 5.0 * GIB)
     insert(path, both, START_S + 125, 0.0, 0.6 * EVERY_S, "db", "", 50.0, 1.0)
+    insert(path, both, START_S + 30 * 60 + 21, 0.0, EVERY_S, "db", "", 1.0, 1.0)
     series = read_windows(path, 1e9, "db").workloads[0].series
     assert series["cpu_usage_cores"].values[1:3] == (1.0, 50.0)
     assert series["memory_working_set_bytes"].values[1:3] == (5.0 * GIB, 1.0 * GIB)
@@ -89,6 +90,17 @@ def test_what_is_missing_says_so(path: Path):
     assert series["load_per_s"].missing == "not measured"
     assert series["load_per_s"].values == ()
     assert isinstance(series["load_per_s"].now, Unavailable)
+
+
+def test_samples_from_before_the_clock_was_set_back_are_not_the_present(path: Path):
+    insert(path, COLUMNS, START_S + 30 * 60 + 7200, 0.0, EVERY_S, "db", "", 9.0)
+    insert(path, COLUMNS, START_S + 30 * 60 + 7260, 0.0, EVERY_S, "future", "", 9.0)
+    insert(path, COLUMNS, START_S + 31 * 60, 0.0, EVERY_S, "db", "", 2.0)
+    found = read_windows(path, 1e9)
+    assert (found.newest_s, found.names, found.ended) == (START_S + 31 * 60, ("a b", "db"), ())
+    cpu = found.workloads[1].series["cpu_usage_cores"]
+    assert (cpu.numbers[-1], cpu.now) == (int(START_S / 60) + 30, 2.0)
+    assert max(cpu.values) == 7.0
 
 
 def test_a_workload_that_has_ended_is_named_and_not_listed(path: Path):

@@ -94,6 +94,33 @@ async def test_an_urgent_job_takes_the_youngest_gangs_workers_and_they_go_on_aft
     queue.close()
 
 
+async def test_silver_workers_keep_their_slots_and_still_grow(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.side.enforces = True
+    queue = world.daemon()
+    await queue.submit(elastic(1, 4))
+    await world.look(queue, 1.0)
+    await world.look(queue)
+    await queue.submit(elastic(1, 5, band=QosBand.SILVER))
+    await world.look(queue, 1.0)
+    await world.look(queue)
+    assert states(queue, range(1, 10)) == [RUNNING] * 8 + [QUEUED]
+    (urgent,) = await queue.submit([spec(cpus=2.0, deadline_s=world.now_s + 1800.0)])
+    await world.look(queue)
+    assert states(queue, [urgent.id]) == [RUNNING]
+    assert states(queue, range(5, 9)) == [RUNNING] * 4, "the younger one is silver"
+    assert states(queue, range(1, 5)) == [RUNNING] * 2 + [FROZEN] * 2
+    world.units.end(urgent.id)
+    for _ in range(2):
+        await world.look(queue)
+    assert states(queue, range(1, 10)) == [RUNNING] * 8 + [QUEUED]
+    world.units.end(2)
+    for _ in range(2):
+        await world.look(queue)
+    assert states(queue, [9]) == [RUNNING]
+    queue.close()
+
+
 async def test_no_slot_is_taken_where_that_would_not_be_enough_or_nothing_is_enforced(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.side.enforces = True
@@ -205,20 +232,22 @@ async def test_a_restart_keeps_slots_and_starts_no_worker_twice(tmp_path: Path) 
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4), st.integers(1, 3)), max_size=4
+        st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4), st.integers(1, 3), st.booleans()),
+        max_size=4,
     ),
     st.integers(1, 16),
     st.integers(1, 6),
 )
 @settings(max_examples=200, deadline=None)
 def test_whatever_runs_cores_are_never_taken_and_growth_fits(
-    asked: list[tuple[int, int, int, int]], capacity: int, urgent_cpus: int
+    asked: list[tuple[int, int, int, int, bool]], capacity: int, urgent_cpus: int
 ) -> None:
-    """Random gangs, some workers of which run: no core is revoked, and what grows is within the capacity."""
+    """Random gangs, some workers of which run: no core and no silver is revoked, and growth is within the capacity."""
     active, waiting, number = [], [], 1
-    for least, running, fresh, cpus in asked:
+    for least, running, fresh, cpus, silver in asked:
         most = least + running + fresh
-        for place, worker in enumerate(elastic(least, most, cpus=float(cpus))):
+        band = QosBand.SILVER if silver else QosBand.COPPER
+        for place, worker in enumerate(elastic(least, most, cpus=float(cpus), band=band)):
             job = QueuedJob(number, worker, float(number))
             number += 1
             if place < least + running:
@@ -233,10 +262,21 @@ def test_whatever_runs_cores_are_never_taken_and_growth_fits(
     assert not more or held + sum(job.spec.cpus for job in more) <= capacity + 1e-9
     urgent = QueuedJob(number, spec(cpus=float(urgent_cpus)), float(number))
     taken = revoked(gangs, with_urgent(shares, urgent, float(urgent_cpus)))
-    assert all(is_elastic(job) and job.state is RUNNING for job in taken)
+    assert all(is_elastic(job) and job.state is RUNNING and not job.spec.band.protected for job in taken)
     if taken and held <= capacity:
         left = held - sum(job.spec.cpus for job in taken)
         assert left + min(urgent_cpus, capacity) <= capacity + 1e-9, "it would not have been enough"
+
+
+def test_an_urgent_job_takes_no_more_slots_than_it_needs() -> None:
+    """Not even for an older gang that could not grow because a younger one already ran."""
+    older, younger = elastic(1, 5), elastic(1, 5)
+    active = [QueuedJob(1, older[0], 1.0, RUNNING)]
+    active += [QueuedJob(6 + place, worker, 2.0, RUNNING) for place, worker in enumerate(younger)]
+    waiting = [QueuedJob(2 + place, worker, 1.0) for place, worker in enumerate(older[1:])]
+    shares = shares_of(6.0, active, waiting, lambda job: 1.0)
+    after = with_urgent(shares, QueuedJob(11, spec(), 3.0), 1.0)
+    assert [job.id for job in revoked(gangs_of([*active, *waiting]), after)] == [10]
 
 
 def test_of_a_waiting_core_the_first_stands_for_all() -> None:

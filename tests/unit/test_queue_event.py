@@ -10,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.agent.queue.event import STEP, QueueEvent
+from perphd.agent.queue.given import QueueGiven
+from perphd.agent.queue.planning import PlannedUse, QueuePlanner
 from perphd.batch.job import JobState
+from perphd.batch.look import CPU, MEMORY
 from perphd.commands.render_jobs import event_parts, event_text, queue_lines
 from perphd.config.tables import QueueConfig
 from perphd.control.metrics.collect import add_queue
@@ -24,6 +27,7 @@ from perphd.qos.event_mode import CopperEvent, share_at
 from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 from perphd.qos.overcommit import WINDOW_S
 from tests.unit.queue_world import GIB, World, spec
+from tests.unit.test_queue_scheduling import NOW_S, running
 
 HOST = (8.0, 16.0 * GIB)
 
@@ -89,6 +93,25 @@ async def test_running_copper_gets_a_lower_ceiling_and_silver_none(tmp_path: Pat
     world.now_s += 61.0
     assert queue.over("job-1", UNTOUCHED) == UNTOUCHED
     queue.close()
+
+
+def test_a_job_that_stands_still_for_an_event_is_not_taken_for_a_small_one(tmp_path: Path) -> None:
+    planner, limits = QueuePlanner(QueueConfig(), tmp_path, tmp_path), QueueGiven()
+    job = running(1, cpus=4.0).job
+
+    def used(cpus: float, copper_share: float) -> None:
+        limits.over(job, UNTOUCHED, copper_share)
+        limits.round_over()
+        planner.take([PlannedUse(5.0, {}, {1: {CPU: cpus, MEMORY: GIB}})], {1: job}, HOST, limits.cpus)
+
+    for _ in range(20):
+        used(4.0, 1.0)
+    for _ in range(2000):
+        used(0.0, 0.0)
+    (seen,) = planner.view(None, NOW_S, HOST, [], [job], 1.0).active
+    assert (seen.cpus.count, seen.cpus.mean, seen.observed_s) == (20, 4.0, 100.0)
+    assert seen.done.cpu_s == 400.0
+    assert seen.done.seconds == 5.0 * 2020, "it has had no CPU meanwhile"
 
 
 async def test_an_event_outlives_the_daemon_and_can_be_ended(tmp_path: Path) -> None:

@@ -128,6 +128,23 @@ def test_an_overdue_job_that_does_not_fit_lets_only_deadlines_pass() -> None:
     assert step.reasons[3] == "job 1 has waited longest and goes first"
 
 
+def test_an_overdue_core_that_lacks_places_is_not_delayed_by_single_jobs() -> None:
+    core = [
+        replace(waiting(n, NOW_S - 5000.0, cpus=0.5, elastic=(3, 3), array=(n - 1, 3)), id=n)
+        for n in (1, 2, 3)
+    ]
+    single = waiting(9, cpus=0.5)
+    active = (running(20, cpus=0.5), running(21, cpus=0.5))
+    full = view(core[0], single, active=active, together={1: (2, 3)}, most_running=4)
+    step = scheduled(full)
+    assert step.start == ()  # with job 9 in the fourth place, three places would never be free at once
+    assert "job 1 has waited longest" in step.reasons[9]
+    fresh = replace(core[0], submitted_s=NOW_S)
+    assert scheduled(replace(full, waiting=(fresh, single))).start == (9,)
+    urgent = waiting(10, cpus=0.5, deadline_s=NOW_S + 9000.0)
+    assert 10 in scheduled(view(core[0], urgent, active=active, together={1: (2, 3)}, most_running=4)).start
+
+
 def test_a_deadline_ahead_goes_before_overdue_jobs_and_one_that_has_passed_does_not() -> None:
     old = [waiting(n, NOW_S - 5000.0, cpus=8.0) for n in range(1, CONSIDERED + 1)]
     urgent = waiting(98, cpus=8.0, deadline_s=NOW_S + 3600.0)
@@ -168,8 +185,48 @@ def test_a_frozen_job_is_requeued_when_memory_is_what_is_lacking_and_thawed_when
     step = scheduled(view(active=(frozen,), preempts=True))
     assert (step.requeue, step.thaw) == ((), (8,))
     busy = of_values([7.5] * 10)
-    assert scheduled(view(active=(frozen,), preempts=True, others_cpus=busy)).thaw == ()
+    other = running(9, cpus=0.1)
+    assert scheduled(view(active=(frozen, other), preempts=True, others_cpus=busy)).thaw == ()
     assert scheduled(view(active=(frozen,), preempts=False, others_cpus=busy)).thaw == (8,)
+
+
+def test_no_job_is_frozen_for_good_because_of_its_request() -> None:
+    """Alone it was started whatever it asks for; alone it also goes on, and keeps no other one waiting for good."""
+    frozen = running(8, 3600.0, cpus=8.0)
+    frozen = replace(frozen, job=replace(frozen.job, state=JobState.FROZEN))
+    busy = of_values([1.0] * 10)
+    stands: dict[str, Any] = {"preempts": True, "others_cpus": busy}
+    assert scheduled(view(active=(frozen,), **stands)).thaw == (8,)
+    assert scheduled(view(active=(frozen, running(9)), **stands)).thaw == ()
+    assert scheduled(view(active=(frozen,), **stands, copper_share=0.5)).thaw == ()
+    old = waiting(1, NOW_S - 5000.0, cpus=8.0)
+    worker = running(8, cpus=1.0, elastic=(1, 2), array=(1, 2))
+    worker = replace(worker, job=replace(worker.job, state=JobState.FROZEN))  # its core has ended
+    assert scheduled(view(old, active=(worker,), **stands)).start == (1,)
+
+
+def test_a_frozen_job_needs_the_room_that_it_was_seen_to_use() -> None:
+    frozen = running(8, 3600.0, cpus=6.0)
+    frozen = replace(frozen, job=replace(frozen.job, state=JobState.FROZEN))
+    other = running(9, cpus=4.0)
+    assert scheduled(view(active=(frozen, other), preempts=True)).thaw == ()
+    seen = replace(frozen, cpus=of_values([1.0] * 50), observed_s=600.0)
+    assert scheduled(view(active=(seen, other), preempts=True)).thaw == (8,)
+
+
+def test_frozen_jobs_continue_before_others_start_and_only_as_many_as_there_is_room_for() -> None:
+    frozen = tuple(
+        replace(each, job=replace(each.job, state=JobState.FROZEN))
+        for each in (running(7, 3600.0, cpus=6.0), running(8, 3600.0, cpus=6.0))
+    )
+    small = [waiting(n, cpus=1.0) for n in range(10, 15)]
+    step = scheduled(view(*small, active=frozen, preempts=True))
+    assert step.thaw == (7,)
+    assert step.start == (10, 11)
+    assert scheduled(view(active=frozen, preempts=True)).thaw == (7,)
+    urgent = waiting(1, cpus=6.0, deadline_s=NOW_S + 1800.0)
+    step = scheduled(view(urgent, active=frozen, preempts=True))
+    assert (step.thaw, step.start) == ((), (1,))
 
 
 def test_ten_thousand_jobs_are_considered_twenty_at_a_time_and_all_have_a_reason() -> None:

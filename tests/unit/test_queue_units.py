@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -174,24 +177,30 @@ def test_without_systemd_coppers_group_has_the_least_weights_and_a_bound(
     assert not list((tmp_path / "cgroup" / "perphd-jobs-silver").glob("[!c]*weight"))
 
 
-@pytest.mark.parametrize(
-    ("script", "answer"), [("time.sleep(600)", ""), ("print('started')", "started"), ("0", "")]
-)
-def test_a_launcher_that_does_not_answer_holds_up_nobody(
-    script: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when a job's output is a FIFO that nobody reads: the launcher cannot open it."""
-    launcher = tmp_path / "launcher.py"
-    launcher.write_text(f"import sys, time\nsys.stdin.read()\n{script}\n")
-    monkeypatch.setattr("perphd.isolation.job_groups.LAUNCHER", launcher)
-    nothing = Hierarchies(Layout.NONE, None, {})
-    groups = JobGroups(nothing, tmp_path, "boot", patience_s=0.01 if "sleep" in script else 600.0)
-    try:
-        assert groups._launched("{}") == answer
-    finally:
-        for each in groups._launchers:
-            each.kill()
-            each.wait()
+def test_a_job_whose_output_blocks_holds_no_other_job_up(tmp_path: Path) -> None:
+    names = frozenset({"cpu", "memory"})
+    one = Hierarchy(2, str(tmp_path / "cgroup"), names)
+    (tmp_path / "cgroup").mkdir()
+    groups = JobGroups(Hierarchies(Layout.V2, one, dict.fromkeys(names, one)), tmp_path / "units", "boot")
+    os.mkfifo(tmp_path / "nobody-reads")
+    mine = {"uid": os.getuid(), "gid": os.getgid(), "directory": "/"}
+    stuck = job("/bin/true", output=str(tmp_path / "nobody-reads"), **mine)
+    starting = threading.Thread(target=groups.start, args=(stuck, str(tmp_path / "log")), daemon=True)
+    starting.start()
+    starting.join(60.0)
+    hangs = starting.is_alive()
+    before = groups.look([stuck])[stuck.id].evidence
+    reader = os.open(tmp_path / "nobody-reads", os.O_RDONLY | os.O_NONBLOCK)
+    starting.join()
+    assert not hangs
+    assert before is UnitEvidence.RUNS
+    until_s = time.monotonic() + 60.0
+    while (
+        state := groups.look([stuck])[stuck.id]
+    ).evidence is UnitEvidence.RUNS and time.monotonic() < until_s:
+        time.sleep(0.05)
+    os.close(reader)
+    assert (state.evidence, state.status) == (UnitEvidence.ENDED, 0)
 
 
 def test_a_silver_job_is_an_ordinary_service() -> None:

@@ -298,6 +298,23 @@ async def test_what_goes_wrong_is_named(world: World) -> None:
             await client.get("info")
 
 
+@pytest.mark.parametrize(
+    "text", ["", "null", "{}", "[]", '{"node": null}', '{"nodes": []}', '{"nodes": {"node": [7]}}']
+)
+@pytest.mark.parametrize("node", [NODE, "n1"])
+async def test_an_answer_in_another_form_ends_no_publisher(world: World, text: str, node: str) -> None:
+    """A proxy, or a manager that is about to stop, answers 200 with something else."""
+
+    async def other(_: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="application/json")
+
+    async with serving(other) as address:
+        settings = YarnSettings(node)
+        async with YarnClient([address]) as client:
+            with pytest.raises(YarnUnreachable):
+                await YarnPublisher(client, settings, world.look, 1.0, clock=lambda: NOW_S).round()
+
+
 async def _text(_: web.Request) -> web.Response:
     return web.Response(text="There is no active RM")
 

@@ -95,7 +95,7 @@ _CLASSES: Final[Mapping[int, type[KubernetesError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ApiAccess:
-    """Address and credentials of the API server. ``ca_file`` empty: the system's authorities."""
+    """Address (a path is allowed) and credentials of the API server. ``ca_file`` empty: the system's authorities."""
 
     url: str
     token_file: str = ""
@@ -136,7 +136,6 @@ class ApiClient:
                     f"{self._access.ca_file}: cannot be read as certificates of an authority (PEM): {exc}"
                 ) from exc
         self._session = aiohttp.ClientSession(
-            self._access.url,
             connector=aiohttp.TCPConnector(ssl=context, limit=20),
             read_bufsize=_LINE_BYTES // 2,
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
@@ -182,7 +181,7 @@ class ApiClient:
         data = None if body is None else json.dumps(body)
         try:
             async with self._http().request(
-                method, path, data=data, params=query, headers=self._headers(kind, accept)
+                method, self._url(path), data=data, params=query, headers=self._headers(kind, accept)
             ) as answer:
                 text = await answer.text()
                 if answer.status >= 400:
@@ -219,7 +218,9 @@ class ApiClient:
         shown = f"WATCH {path}"
         limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=SILENT_S)
         try:
-            async with self._http().get(path, params=asked, headers=self._headers(), timeout=limit) as answer:
+            async with self._http().get(
+                self._url(path), params=asked, headers=self._headers(), timeout=limit
+            ) as answer:
                 if answer.status >= 400:
                     raise _error(shown, answer.status, await answer.text(), answer.headers)
                 while line := await answer.content.readline():
@@ -230,6 +231,9 @@ class ApiClient:
                     yield event["type"], event["object"]
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as exc:
             raise ApiUnreachable(shown, 0, str(exc) or type(exc).__name__) from exc
+
+    def _url(self, path: str) -> str:
+        return f"{self._access.url}{path}"  # a base_url would drop the path of a proxy's address
 
     def _http(self) -> aiohttp.ClientSession:
         assert self._session is not None, "used outside its context manager"

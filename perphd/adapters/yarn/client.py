@@ -61,6 +61,17 @@ def checked_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def part(answer: Any, name: str, *, optional: bool = False) -> Any:
+    """The member of an answer; None if it is ``optional`` and missing.
+
+    Raises:
+        YarnUnreachable: the answer has another form, such as that of a proxy or of a manager that starts.
+    """
+    if isinstance(answer, Mapping) and (optional or name in answer):
+        return answer.get(name)
+    raise YarnUnreachable(f"YARN's answer has no {name!r}: {str(answer)[:_SHOWN]}")
+
+
 class YarnClient:
     """Sends requests to a ResourceManager, or the active one of several, and to NodeManagers.
 

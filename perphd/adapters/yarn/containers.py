@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perphd.adapters.yarn.capacity import YarnCapacity
-from perphd.adapters.yarn.client import YarnClient, YarnMissing, YarnUnreachable
+from perphd.adapters.yarn.client import YarnClient, YarnMissing, YarnUnreachable, part
 from perphd.config.match import Match, MatchKind, parse_match
 from perphd.domain.errors import ParseError
 from perphd.domain.workload import LABEL_PREFIX
@@ -121,7 +121,7 @@ class Applications:
             if app in self._labels and self._looks[app] % LOOKS_TO_REREAD:
                 continue
             try:
-                self._labels[app] = labels_of((await self._client.get(f"apps/{app}"))["app"])
+                self._labels[app] = labels_of(part(await self._client.get(f"apps/{app}"), "app"))
             except YarnMissing:
                 self._labels.setdefault(app, {"yarn.app": app})
         return self._labels

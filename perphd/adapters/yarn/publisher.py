@@ -30,6 +30,7 @@ from perphd.adapters.yarn.client import (
     YarnRefused,
     YarnUnreachable,
     checked_url,
+    part,
 )
 from perphd.adapters.yarn.containers import Applications, containers_of, described, held_by
 from perphd.cluster.document import NodeDocument
@@ -143,7 +144,7 @@ class YarnPublisher:
         """
         if self._id:
             try:
-                return node_of((await self._client.get(f"nodes/{self._id}"))["node"])
+                return node_of(part(await self._client.get(f"nodes/{self._id}"), "node"))
             except YarnMissing as exc:
                 if ":" in self._settings.node:
                     raise YarnUnreachable(
@@ -185,8 +186,8 @@ class YarnPublisher:
         return look
 
     async def _nodes(self) -> list[YarnNode]:
-        listed = await self._client.get("nodes")
-        return [node_of(each) for each in (listed.get("nodes") or {}).get("node") or []]
+        listed = part(await self._client.get("nodes"), "nodes") or {}  # null without nodes
+        return [node_of(each) for each in part(listed, "node", optional=True) or []]
 
     async def _look_at_containers(self, node: YarnNode) -> None:
         """Read the containers: the LRA part, and labels for the daemon.

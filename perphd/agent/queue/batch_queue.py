@@ -157,8 +157,8 @@ class BatchQueue:
         after = await self._jobs.apply(job.id, CancelledBy(self._wall_clock(), f"cancelled by {by}"))
         if isinstance(after, TransitionRefused):
             raise refused("job", after.reason, "a job that has not ended")
-        if job.attempt:
-            self._units.leaving.add(job.unit)
+        if after.attempt:  # ``job`` may be from before its start
+            self._units.leaving.add(after.unit)
         self._asked = True
         return after
 
@@ -320,6 +320,7 @@ class BatchQueue:
         """
         async with self._looking:
             await self._open()
+            await self._units.found(self.find)
             await self._follow()
             now_s = self._wall_clock()
             due = self._asked or not 0 <= now_s - self._decided_s < DECIDE_S
@@ -464,25 +465,25 @@ class BatchQueue:
             await self._units.forget(number)
 
     async def _open(self) -> None:
-        """Read the file, and find remaining units of jobs that must not run."""
+        """Read the file."""
         async with self._opening:
             if self._jobs.is_open:
                 return
             if self._closed:
                 raise QueueError("the daemon is stopping")
-            await self._in("file", self._prepare)
-            await self._jobs.open()
+            await self._jobs.open(await self._in("file", self._prepare))
             waits = await self._jobs.waits()
             await self._in("plans", lambda: self._planner.remember(waits))
-        await self._units.found(self.find)
 
-    def _prepare(self) -> None:
+    def _prepare(self) -> int:
+        """Create the folders and read the event; returns the greatest number of a job with a log, for new numbers."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._units.prepare()
+            used = self._units.prepare()
         except OSError as exc:
             raise QueueError(f"{exc.filename}: the queue cannot be stored: {exc.strerror}") from exc
         self._event.read(self._wall_clock())
+        return used
 
     def _in(self, thread: str, call: Callable[[], T]) -> Awaitable[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads[thread], call)

@@ -12,10 +12,14 @@ from perphd.domain.allocation import KEEP, Settings
 
 @dataclass(frozen=True, slots=True)
 class GivenCpus:
-    """Maximum CPUs of each job, by number, and the CPUs to which batch is confined (infinity: not confined)."""
+    """Maximum CPUs of each job, by number, and the CPUs to which batch is confined (infinity: not confined).
+
+    ``standing``: jobs that stand still, such as copper during an event that leaves it nothing.
+    """
 
     jobs: Mapping[int, float]
     batch: float = float("inf")
+    standing: frozenset[int] = frozenset()
 
     def of(self, number: int) -> float:
         """The CPUs that one job may use; infinity if no limit is in force."""
@@ -43,7 +47,8 @@ class QueueGiven:
         """The CPUs in force in the last round."""
         confined = [float(len(each.cpus)) for each in self._last.values() if each.cpus is not KEEP]
         most = {number: _most_cpus(each) for number, each in self._last.items()}
-        return GivenCpus(most, max(confined, default=float("inf")))
+        standing = frozenset(number for number, each in self._last.items() if each.frozen is True)
+        return GivenCpus(most, max(confined, default=float("inf")), standing)
 
 
 def _settings(job: QueuedJob, wanted: Settings, copper_share: float) -> Settings:

@@ -37,12 +37,17 @@ class QueueJobs:
         """The number of jobs in each state."""
         return {state: count for state, count in self._counts.items() if count}
 
-    async def open(self) -> None:
-        """Read the file. Raises QueueError."""
+    async def open(self, used: int = 0) -> None:
+        """Read the file. Raises QueueError.
+
+        ``used``: greatest number of a job of which the file need not know. New jobs get greater ones.
+        """
         path = self._path
 
         def read() -> tuple[SqliteQueue, list[QueuedJob]]:
             file = SqliteQueue(path)
+            if used:
+                file.skip_to(used)
             return file, file.jobs()
 
         self._file, jobs = await self._run(read)
@@ -97,9 +102,13 @@ class QueueJobs:
         return after
 
     async def forget(self, before_s: float) -> list[int]:
-        """Delete jobs that ended before this time; returns their numbers. Raises QueueError."""
-        await self._run(lambda: self._opened.forget(before_s))
-        gone = [job for job in self.ended.values() if job.since_s < before_s]
+        """Delete jobs that ended before this time and that no live job follows; returns their numbers.
+
+        Raises QueueError.
+        """
+        followed = {number for job in self.live.values() for number in job.spec.after}
+        gone = [job for job in self.ended.values() if job.since_s < before_s and job.id not in followed]
+        await self._run(lambda: self._opened.forget(before_s, followed))
         for job in gone:
             del self.ended[job.id]
             self._counts[job.state.value] -= 1

@@ -23,6 +23,11 @@ class QueueLogs:
         """Create the folder."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
+    def greatest(self) -> int:
+        """Greatest number of a job that has a log; 0 without logs."""
+        numbers = (path.name.partition("-")[0] for path in self._folder.glob("*-*.log"))
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
     def path(self, number: int, attempt: int) -> str:
         """The file for the output of an attempt."""
         return str(self._folder.absolute() / f"{number}-{attempt}.log")

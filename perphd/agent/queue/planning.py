@@ -128,7 +128,8 @@ class QueuePlanner:
                 job = active.get(number)
                 if job is None or job.state is not JobState.RUNNING:
                     continue
-                self._observed.see(job, use.seconds, known, self._outlook(job, job.since_s))
+                stands = number in self._given.standing
+                self._observed.see(job, use.seconds, known, self._outlook(job, job.since_s), stands)
 
     def step(
         self,

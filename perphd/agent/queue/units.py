@@ -27,7 +27,6 @@ from perphd.batch.job import (
     recovery,
 )
 from perphd.batch.runner import JobRunner, UnitState
-from perphd.domain.errors import KernelError
 from perphd.host.state_files import replace_readable
 
 T = TypeVar("T")
@@ -53,22 +52,26 @@ class QueueUnits:
         self._hints = hints
         self.leaving: set[str] = set()
         """Units that are being removed."""
+        self._searched = False
 
     @property
     def leaving_numbers(self) -> set[int]:
         """Numbers of the jobs to which the leaving units belong."""
         return {found[0] for unit in self.leaving if (found := attempt_of(unit)) is not None}
 
-    def prepare(self) -> None:
-        """Create the folder of logs; blocks. Raises OSError if that fails."""
+    def prepare(self) -> int:
+        """Create the folder of logs, and return the greatest job number in it; blocks. Raises OSError."""
         self._logs.prepare()
+        return self._logs.greatest()
 
     async def found(self, find: Callable[[int], QueuedJob | None]) -> None:
-        """Note existing units of jobs that must not run; ``leaving`` lists them."""
-        units: Sequence[str] = ()
-        with contextlib.suppress(KernelError, OSError):
-            units = await self._run(self._runner.units)
-        for unit in units:
+        """Note existing units of jobs that must not run, once, before this daemon starts any; ``leaving`` lists them.
+
+        Raises KernelError: systemd does not answer, and a job might start while its earlier attempt runs.
+        """
+        if self._searched:
+            return
+        for unit in await self._run(self._runner.units):
             number, attempt = attempt_of(unit) or (0, 0)
             job = find(number)
             # A unit whose number is not in the file is left alone: it may belong to another queue.
@@ -78,6 +81,7 @@ class QueueUnits:
                 and attempt <= job.attempt
             ):
                 self.leaving.add(unit)
+        self._searched = True
 
     async def make_group(self, job: QueuedJob) -> str:
         """Create the group of the present attempt; see ``JobRunner``."""
