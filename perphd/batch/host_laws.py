@@ -94,8 +94,8 @@ class HostLaws:
     def admission(self, job: QueuedJob) -> Admission:
         """The decision whether the job is admitted beside all running work.
 
-        While no other job runs (frozen ones do not), a job is admitted if its memory fits, whatever else it requests. It
-        only runs slower, and would otherwise wait forever. During an event, this does not apply to copper.
+        While no other job runs (frozen ones do not), a job is admitted if its memory fits, whatever else it
+        requests. It only runs slower, and would otherwise wait forever. During an event, this does not apply to copper.
         """
         risks = {resource: self._risk(resource, job) for resource in self._view.resources}
         answer = admission(risks, self._view.tasks(job))
