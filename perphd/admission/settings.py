@@ -24,7 +24,7 @@ class PolicySettings:
         1,
         60,
         "samples",
-        "least number of samples below target, with a corroborating signal, before acting",
+        "minimum number of samples below target, with a corroborating signal, before acting",
     )
     min_effect_pct: float = _key(
         5.0,
@@ -118,8 +118,8 @@ class PolicySettings:
         1.0,
         3600.0,
         "s",
-        "how long the bound must stay above target plus margin before one step is given back; longer for every recent "
-        "step that was rolled back",
+        "how long the model must predict that one step less keeps target plus margin before that step is given back; "
+        "longer for every recent step that was rolled back",
     )
     shrink_sure_after_s: float = _key(
         2.0,
