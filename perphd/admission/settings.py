@@ -186,7 +186,7 @@ class PolicySettings:
         0.1,
         100.0,
         "%",
-        "least mean gain of the batch jobs for which one of them is confined to the smallest cache mask",
+        "minimum mean gain of the batch jobs for which one of them is confined to the smallest cache mask",
     )
     streaming_loss_pct: float = _key(10.0, 0.0, 90.0, "%", "largest loss of the confined job itself")
     streaming_recheck_s: float = _key(
@@ -210,7 +210,7 @@ class PolicySettings:
         1.05,
         10.0,
         "ratio",
-        "least expected growth of the load within the horizon that triggers preparation",
+        "minimum expected growth of the load within the horizon that triggers preparation",
     )
     quarantine_failures: int = _key(
         2,
@@ -306,7 +306,7 @@ def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings
 
 
 EVIDENCE_S: Final = 1.5
-"""Least total time of the samples that decide about a change, because short samples scatter."""
+"""Minimum total time of the samples that decide about a change, because short samples scatter."""
 
 
 def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:
