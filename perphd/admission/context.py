@@ -72,9 +72,9 @@ def giving_now(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
 
 @once
 def settable(snapshot: Snapshot) -> frozenset[str]:
-    """Those of ``cpus`` and ``cpu_weight`` that can be set on every ``giving`` workload counted here.
+    """Those of ``cpus`` and ``cpu_weight`` that can be set on every ``giving`` workload.
 
-    Batch on which neither can be set (a systemd unit, a missing cgroup) is not counted, so that the rest can be
+    Workloads on which neither can be set (a systemd unit, a missing cgroup) are ignored, so that the others can be
     restricted.
     """
     knobs = [found for v in giving(snapshot) if (found := v.enforceable & _CPU_KNOBS)]

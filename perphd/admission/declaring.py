@@ -25,7 +25,7 @@ MOST_GROUPS: Final = 64
 MEMORY_S: Final = 6 * 3600.0
 """Time constant with which a group's record fades, in seconds."""
 LEAST_SHARE: Final = 0.01
-"""Least share of the host's CPUs from which a group that was never named is suggested."""
+"""Share of the host's CPUs that a group must use to be suggested without having been named."""
 LEAST_NAMED_S: Final = 1.0
 _NO_MODEL: Final = Unavailable("this LRA's performance is not known yet")
 
@@ -60,7 +60,10 @@ def _seen(verdict: Verdict, signal: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Record of one undeclared group: CPU seconds, and by LRA its performance while the group was named."""
+    """Record of one undeclared group.
+
+    ``cpu_s``: its CPU seconds. ``slowed``: by LRA, the LRA's performance while the group was named.
+    """
 
     cpu_s: float = 0.0
     slowed: Mapping[str, Slowed] = field(default_factory=dict)

@@ -42,8 +42,8 @@ class PerphMemory:
     """State of the policy: for each LRA, and for all LRAs together while they have exclusive cores.
 
     During that time, each LRA's learned state (cooldowns, circuit breaker, noise) is kept for later. ``streaming``:
-    batch jobs confined to the least cache. ``own_ways``: LRAs with separate cache ways. ``floor``: progress of
-    batch jobs, and raises for their floor.
+    batch jobs confined to the smallest cache mask. ``own_ways``: LRAs with separate cache ways. ``floor``: progress
+    of batch jobs, and raises for their floor.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class PolicySettings:
         1,
         60,
         "samples",
-        "least number of samples below target, with a corroborating signal, before acting",
+        "minimum number of samples below target, with a corroborating signal, before acting",
     )
     min_effect_pct: float = _key(
         5.0,
@@ -118,8 +118,8 @@ class PolicySettings:
         1.0,
         3600.0,
         "s",
-        "how long the bound must stay above target plus margin before one step is given back; longer for every recent "
-        "step that was rolled back",
+        "how long the model must predict that one step less keeps target plus margin before that step is given back; "
+        "longer for every recent step that was rolled back",
     )
     shrink_sure_after_s: float = _key(
         2.0,
@@ -187,7 +187,7 @@ class PolicySettings:
         0.1,
         100.0,
         "%",
-        "least mean gain of the batch jobs for which one of them is confined to the smallest cache mask or to "
+        "minimum mean gain of the batch jobs for which one of them is confined to the smallest cache mask or to "
         "fewer cores",
     )
     streaming_loss_pct: float = _key(
@@ -218,7 +218,7 @@ class PolicySettings:
         1.05,
         10.0,
         "ratio",
-        "least expected growth of the load within the horizon that triggers preparation",
+        "minimum expected growth of the load within the horizon that triggers preparation",
     )
     quarantine_failures: int = _key(
         2,
@@ -314,7 +314,7 @@ def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings
 
 
 EVIDENCE_S: Final = 1.5
-"""Least total time of the samples that decide about a change, because short samples scatter."""
+"""Minimum total time of the samples that decide about a change, because short samples scatter."""
 
 
 def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:

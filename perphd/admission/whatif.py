@@ -21,11 +21,11 @@ from perphd.domain.signals import performance
 from perphd.domain.whatif import Arrival, Effect, WhatIf
 
 CORRECTABLE_CHANCE = 0.6
-"""Least chance of meeting an LRA's target for admitting work, if perphd can restrict batch later."""
+"""Minimum chance of meeting an LRA's target for admitting work, if perphd can restrict batch later."""
 STARVED_SHARE = 0.1
 """Share of its demand that work must get. With less, it should start later."""
 LASTING_CHANCE = 0.84
-"""Least chance of meeting an LRA's target for admitting work if batch is only observed.
+"""Minimum chance of meeting an LRA's target for admitting work if batch is only observed.
 
 It means that the lower bound, one standard deviation below the prediction, must suffice.
 """

@@ -73,7 +73,9 @@ class DaemonConfig:
         unit="s",
         expert=True,
     )
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severity that is logged")
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "lowest severity that is logged"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,9 @@ class HostConfig:
     )
     root: str = setting(
         "",
-        "directory that contains the host's proc and sys, such as one of perphd sim mount; empty: this "
-        "machine's own. perf events, taskstats and D-Bus are then not used, because they would report "
-        "another machine",
+        "directory that contains the host's proc and sys, such as one mounted by perphd sim mount; if set, perf "
+        "events, taskstats and D-Bus are not used, because they would report another machine. Empty: this "
+        "machine's own proc and sys",
         kind="optional-path",
         expert=True,
     )

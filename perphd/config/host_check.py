@@ -39,7 +39,7 @@ def remarks(config: Config) -> list[str]:
 
 
 def check_everything(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
-    """``check_against_host``, including declarations of units that do not run or that perphd does not read."""
+    """The warnings of ``check_against_host``, and mistakes in the declarations of all units (``OptIn.remarks``)."""
     from perphd.config.opt_in import OptIn
     from perphd.host.lookup import Lookup
 
@@ -50,7 +50,10 @@ def check_everything(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> 
 
 
 def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
-    """Check all workloads of a configuration; see ``check_workloads_on_host``."""
+    """Check all workloads of a configuration; returns warnings.
+
+    Includes workloads whose control groups must be found. Raises ConfigError as ``check_workloads_on_host`` does.
+    """
     source = config.sources[0] if config.sources else "configuration"
     warnings = check_workloads_on_host(config.workloads, fs, hierarchies, source)
     if config.matches or config.opt_in.is_on:

@@ -132,7 +132,10 @@ def is_lasting(text: str) -> bool:
 
 
 def slice_path(name: str) -> str:
-    """The control group of a slice: ``a-b.slice`` is ``/a.slice/a-b.slice`` (systemd.slice(5)); empty for no slice."""
+    """The control group of a slice: ``a-b.slice`` is ``/a.slice/a-b.slice`` (systemd.slice(5)).
+
+    Empty if ``name`` is not the name of a slice.
+    """
     stem = name.removesuffix(".slice")
     words = stem.split("-")
     if stem == name or stem == "" or any(not word for word in words):
@@ -141,10 +144,12 @@ def slice_path(name: str) -> str:
 
 
 def instance_name(base: str, captured: tuple[str, ...], identity: str) -> str:
-    """The name of one of many workloads: ``base.`` and the wildcards' texts, if they fit into a name.
+    """The name of one of many workloads, from the texts that the wildcards matched (``captured``).
 
-    Otherwise six digits derived from ``identity`` make it unique. It is stable while the texts and ``identity`` are.
-    ``base`` has at most ``MAX_BASE`` characters.
+    It is ``base.TEXT`` if there is one text, whose characters are allowed in a name and which is short enough.
+    Otherwise it is ``base.TEXTS-DIGITS``: the texts, cleaned and shortened, and six hexadecimal digits derived from
+    ``identity``, which make it unique. The name is stable while the texts and ``identity`` are. ``base`` has at most
+    ``MAX_BASE`` characters.
     """
     told = "-".join(part for part in captured if part)
     plain = re.sub(r"[^A-Za-z0-9_.@-]+", "-", told, flags=re.ASCII).strip("-")

@@ -46,7 +46,7 @@ class NotifyConfig:
     )
     pause_s: float = setting(
         900.0,
-        "least time between two notices about the same condition",
+        "minimum time between two notices about the same condition",
         low=1.0,
         high=604800.0,
         unit="s",

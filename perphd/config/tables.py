@@ -89,13 +89,13 @@ class ModelConfig:
     learner: Learner = setting(
         DEFAULT_LEARNER,
         "correction of the prior: staged, one level for all allocations and stages that keep their signs; ogbrt, "
-        "online boosted trees below a local correction; residual, only the local correction",
+        "online boosted trees with a local correction on top; residual, only the local correction",
         expert=True,
     )
     rebuild: bool = setting(
         True,
-        "with ogbrt: trees are rebuilt from time to time, in a low-priority process of half a second; false: "
-        "learning only moves their leaves",
+        "with ogbrt: trees are rebuilt from time to time, in a low-priority process that takes half a second; "
+        "false: learning only moves their leaves",
         expert=True,
     )
     gate_mape_pct: float = setting(
@@ -203,7 +203,7 @@ class QueueConfig:
     )
     cpu_risk: float = setting(
         0.1,
-        "greatest probability, with the job running, that the host lacks CPUs; a job above it waits",
+        "highest accepted probability that the host lacks CPUs while a job runs; a job above it waits",
         low=0.001,
         high=1.0,
         expert=True,
@@ -218,7 +218,7 @@ class QueueConfig:
     )
     memory_risk: float = setting(
         0.01,
-        "greatest probability, with the job running, that the host lacks memory; a job above it waits",
+        "highest accepted probability that the host lacks memory while a job runs; a job above it waits",
         low=0.0001,
         high=1.0,
         expert=True,
@@ -299,7 +299,7 @@ class OptInConfig:
 
     least_latency_ms: float = setting(
         0.0,
-        "the least max_latency_ms that a container or pod may set; 0: it may not set one",
+        "the lowest max_latency_ms that a container or pod may set; 0: it may not set one",
         unit="ms",
         low=0,
         high=60_000,
@@ -403,8 +403,8 @@ class WakeConfig:
     )
     window_ms: int = setting(
         500,
-        "its length; without CAP_SYS_RESOURCE the kernel accepts only multiples of 2000, and 2000 is used "
-        "instead",
+        "length of the window of stall_ms; without CAP_SYS_RESOURCE the kernel accepts only multiples of "
+        "2000, and 2000 is used instead",
         low=500,
         high=10000,
         unit="ms",

@@ -40,7 +40,7 @@ _SHAPE_DOC = (
 _APPLICATION_DOC = "its application, which only runs with all its core workloads; default: its name"
 _BAND_DOC = (
     "its class of service, {}. A declared band sets memory.min (gold) or memory.low (silver) to reserved_memory, and "
-    "for copper the idle CPU class, the least I/O weight and memory.high at 80 % of the host; see Bands for its "
+    "for copper the idle CPU class, the lowest I/O weight and memory.high at 80 % of the host; see Bands for its "
     "effect with reserved_cpus"
 )
 _IO_LATENCY_DOC = (
@@ -87,7 +87,7 @@ class LraTable:
     )
     min_work_rate_per_s: float | None = setting(
         None,
-        "an absolute objective instead of tolerance_pct: the least work rate (in units of the work signal)",
+        "an absolute objective instead of tolerance_pct: the lowest work rate (in units of the work signal)",
         low=1e-9,
         high=1e15,
         unit="1/s",
@@ -112,7 +112,7 @@ class LraTable:
         "auto",
         "the source of its version; each version has a model of its own, and a new one starts from the "
         "last. auto: a container's image, else the program's file; file:PATH: the first line of that file, "
-        "which is shown to everyone with read access (so it takes root, or a file of the configuration); "
+        "which is shown to everyone with read access (so only root or a file of the configuration may set it); "
         "label:KEY: a label of its container; none: all versions share one model",
         expert=True,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MOST_DOUBLINGS: Final = 6
-"""``doubled_s`` grows to 64 times its base."""
+"""Maximum number of doublings in ``doubled_s``: up to 64 times its base."""
 
 
 @dataclass(frozen=True, slots=True)

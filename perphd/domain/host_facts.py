@@ -21,8 +21,8 @@ class ProcessFact:
 
 @dataclass(frozen=True, slots=True)
 class GroupFact:
-    """One control group with processes. ``unit``, ``container``: its systemd unit or container; empty if it
-    is none.
+    """One control group with processes. ``unit``, ``container``: the systemd unit or container to which it belongs;
+    empty if there is none.
     """
 
     cgroup: str

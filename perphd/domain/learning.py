@@ -24,4 +24,4 @@ Ablated: TypeAlias = Literal["level", "prior"]
 """Reduced learners for ablation in benches. ``level``: the shared level alone; ``prior``: physics alone."""
 
 GATE_MAPE: Final = 0.2
-"""Greatest mean relative error of a model (0.2 is 20 %) at which a policy may act on it."""
+"""Maximum mean relative error of a model (0.2 is 20 %) at which a policy may act on it."""

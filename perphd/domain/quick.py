@@ -20,7 +20,7 @@ def maker(kind: type[T]) -> Callable[..., T]:
     """A fast constructor of this frozen dataclass with slots: same arguments, equal values.
 
     Raises:
-        TypeError: ``kind`` is no frozen dataclass with slots, or it has a ``__post_init__``.
+        TypeError: ``kind`` is not a frozen dataclass with slots, or it has a ``__post_init__``.
     """
     twin = _twin(kind)
 

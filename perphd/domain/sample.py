@@ -12,7 +12,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 
 
 class Quality(StrEnum):
-    """Flags for limited trust in a sample. Models learn from samples without a flag."""
+    """Flags for limited trust in a sample. Models skip samples with most of them (``predictor.model``)."""
 
     FIRST = "first"  # no earlier reading: no rates
     LATE = "late"  # the interval is much longer than the period

@@ -128,7 +128,7 @@ SAME_LOAD_RATIO = 0.7
 def contended_ratio(
     work_ratio: float, delay_ratio: float | None, in_flight_ratio: float | None, closed: bool
 ) -> float:
-    """The part of a decrease of work that contention explains, as a work ratio of at most 1.
+    """The part of a decrease in work that contention explains, as a work ratio of at most 1.
 
     If at least as many threads are in flight as at the reference, and they wait longer or the load is a
     closed loop, contention explains the whole decrease. If fewer are in flight, demand has decreased, and

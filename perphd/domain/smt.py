@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 SIBLING_SPEED: Final = 0.63
-"""Speed of a hardware thread whose sibling is busy. The workload archetypes measured 0.60 to 0.71.
+"""Speed of a hardware thread whose sibling is busy. Measurements with the workload archetypes gave 0.60 to 0.71.
 
 Two busy siblings together do 1.26 times the work of one alone. Intel states 1.15 to 1.30 for servers.
 """

@@ -160,7 +160,7 @@ def from_row(kind: type[TraceRecord], row: tuple[Any, ...]) -> TraceRecord:
     """Parse a record from cells. Cells may be text, as in a CSV file, where an empty cell is unavailable.
 
     Raises:
-        ValueError: a cell is no number.
+        ValueError: a cell is not a number.
     """
     return kind(*(_READERS[said](cell) for said, cell in zip(_FIELDS[kind].values(), row, strict=True)))
 

@@ -36,8 +36,7 @@ class Touch(StrEnum):
 class Exploration(StrEnum):
     """Steps that perphd may try although the model cannot predict them yet.
 
-    ``batch``: only steps that change batch's settings alone and are not predicted to harm the LRA. perphd
-    then stops trying to reach an unreachable target after a few changes.
+    ``batch``: only steps that change batch's settings alone and are not predicted to harm the LRA.
     """
 
     OFF = "off"

@@ -20,7 +20,7 @@ from perphd.forecast.histogram import Floats
 TOLERANCE: Final = 0.1
 """Share by which a prediction may be too low without counting as an under-estimate."""
 BUDGET: Final = 0.01
-"""Greatest accepted probability of an under-estimate."""
+"""Highest accepted probability of an under-estimate."""
 
 
 @dataclass(frozen=True, slots=True)

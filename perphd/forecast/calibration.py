@@ -28,7 +28,7 @@ GAIN: Final = 0.01
 NORMAL_MULTIPLIER: Final = 3.0
 """Multiplier of the spread before there are residuals: the three-sigma rule of the shaper."""
 GREATEST_LEVEL: Final = 1.05
-"""Greatest level. A level above 1 means the greatest residual, widened by the excess."""
+"""Maximum level. A level above 1 means the greatest residual, widened by the excess."""
 WIDENING: Final = 20.0
 """Factor between the level's excess over 1 and the share by which the greatest residual is widened."""
 
@@ -52,7 +52,7 @@ class Calibration:
 
     @property
     def rank(self) -> int:
-        """Rank of the residual that is the multiplier, counted from the least one; greater than the number of residuals
+        """Rank of the residual that is the multiplier, counted from the smallest; greater than the number of residuals
         if none is large enough.
         """
         return math.ceil((len(self.residuals) + 1) * min(self.level, 1.0))

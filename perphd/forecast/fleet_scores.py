@@ -14,7 +14,7 @@ of successive values:
 ``pooling`` combines the values of many hosts into one of each per model, which no minority of hosts can distort.
 Models that cover too little on the other hosts are left out. The rest is the prior: model -> pooled l / s. Until the
 series has ``LEAST_WINDOWS`` values, the prior counts like ``ladder.PRIOR_SCORES`` scores beside the series' own scores.
-From then on, only the own scores count.
+From then on, only the series' own scores count.
 
 Workloads that were found for one declaration are one application. If this host has several of them, the one with the
 most values contributes.
@@ -40,11 +40,11 @@ NAMES: Final = tuple(model.name for model in MODELS)
 POINTS: Final = f"ladder 1 of {', '.join(NAMES)}"
 """Version of the models and scores; scores of other versions are not comparable."""
 LEAST_SCORES: Final = 100
-"""Least number of scores that a model needs to contribute: the window of the coverage check."""
+"""Minimum number of scores that a model needs to contribute: the window of the coverage check."""
 MOST_SERIES: Final = 128
 """Maximum number of series that a host reports: those with the most values."""
 _LEAST_LOSS: Final = 1e-6
-"""Least loss over scale, for a series that never changes."""
+"""Minimum loss over scale, for a series that never changes."""
 _MOST_LOSS: Final = 1e6
 
 Key = tuple[str, str]
@@ -64,7 +64,7 @@ class Prior:
 
     @property
     def ranked(self) -> tuple[str, ...]:
-        """The models by their loss, the least first."""
+        """The models by their loss, the lowest first."""
         return tuple(sorted(self.losses, key=lambda name: self.losses[name]))
 
 

@@ -36,7 +36,7 @@ FROM_REQUESTS: Final = frozenset({"borg", "max", "ero", "ero-matched"})
 FROM_PAIRS: Final = frozenset({"ero", "ero-matched"})
 """Predictors that are defined only for CPU."""
 MOST_PAIRED: Final = 24
-"""Greatest number of workloads for which pairs are formed; the number of pairs grows with its square."""
+"""Maximum number of workloads for which pairs are formed; the number of pairs grows with its square."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

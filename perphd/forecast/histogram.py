@@ -83,7 +83,7 @@ def insert(histogram: Histogram, value: float) -> Histogram:
     """``histogram`` with one more value, which must be finite and, on the logarithmic scale, not negative."""
     if not math.isfinite(value) or (histogram.scale is Scale.LOGARITHMIC and value < 0):
         raise ValueError(
-            f"a {histogram.scale.value} histogram takes no {value!r}: values must be finite"
+            f"a {histogram.scale.value} histogram cannot take {value!r}: values must be finite"
             f"{', and 0 or more' if histogram.scale is Scale.LOGARITHMIC else ''}"
         )
     at = _scaled(histogram.scale, value)

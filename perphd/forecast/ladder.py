@@ -70,7 +70,7 @@ PRIOR_SCORES: Final = 20
 WIDENING_GAIN: Final = 0.02
 GREATEST_WIDENING: Final = 1.0
 LEAST_SPREAD_RATIO: Final = 1e-3
-"""Least spread for calibration, as a share of the series' greatest absolute value; residuals are in units of it."""
+"""Minimum spread for calibration, as a share of the series' greatest absolute value; residuals are in units of it."""
 LEAST_VALUE: Final = 1e-12
 """Minimum of the greatest absolute value, for a series of zeros."""
 

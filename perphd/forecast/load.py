@@ -1,4 +1,4 @@
-"""An LRA's greatest load within a horizon: seasonal if there is a season, else a damped trend (Holt 1957).
+"""Forecasts an LRA's highest load within a horizon, by its season if there is one, else by a damped trend (Holt 1957).
 
 The load is averaged over ``BIN_S``; forecasts use logarithms of these averages. Each forecast states the
 typical error of recent ones.
@@ -21,7 +21,7 @@ from perphd.forecast.season import season_of
 BIN_S: Final = 10.0
 """Seconds over which loads are averaged."""
 DAY_BIN_S: Final = 300.0
-"""Seconds of a second, longer averaging, which is needed to find daily seasons."""
+"""Seconds over which loads are averaged to find daily seasons."""
 KEPT_BINS: Final = 1080
 """Number of averages to keep: three hours of ``BIN_S`` averages, almost four days of ``DAY_BIN_S``
 averages. A season must fit twice.
@@ -30,7 +30,7 @@ LEAST_SEASON_BINS: Final = 6
 LEAST_CORRELATION: Final = 0.6
 """Autocorrelation from which a load counts as seasonal."""
 LEAST_VARIANCE: Final = 1e-4
-"""Least variance of the log load for a season; a steady load has none."""
+"""Minimum variance of the log load for a season; a steady load has none."""
 SEARCH_EVERY_BINS: Final = 30
 _LEVEL_GAIN, _TREND_GAIN, _DAMPING = 0.5, 0.2, 0.9
 _ERROR_GAIN: Final = 0.05

@@ -3,7 +3,8 @@
 A job that has run for e seconds has the survival  S(t | e) = S(t) / S(e),  t >= e.
 
 A job that outlives every earlier one has no such distribution. Its end is then estimated by exponential
-increments (Tsafrir 2007): when the estimate passes, it moves 1, 2, 4, 8 ... cycles beyond the elapsed time.
+increments (Tsafrir 2007): each time the job reaches it, the estimate moves 1, 2, 4, 8 ... cycles beyond the
+elapsed time.
 Its remaining work is assumed to equal the work done (half complete; Harchol-Balter 1997).
 """
 

@@ -151,7 +151,7 @@ def _smoothing_weights(steps: int) -> Floats:
 
 
 LEAST_CORRELATION: Final = 0.3
-"""Least autocorrelation at which a lag counts as a season."""
+"""Minimum autocorrelation at which a lag counts as a season."""
 SHORTEST_SEASON: Final = 3
 SEASONS: Final = 3
 """Number of past seasons in the average."""
@@ -191,7 +191,7 @@ class Seasonal:
 
 
 def detrended(values: Floats) -> Floats | None:
-    """The values less their linear trend; None if the rest is too small to have a season."""
+    """The values less their linear trend; None if they are too few, or the rest is too small, for a season."""
     n = len(values)
     if n <= 2 * SHORTEST_SEASON:
         return None

@@ -30,7 +30,7 @@ KEPT_PERIODS: Final = 7
 FORMAT: Final = "perphd usage profile 1"
 UNSEEN_RATIO: Final = 1.0
 STABLE_VARIATION: Final = 0.01
-"""Greatest coefficient of variation of memory utilisation that counts as stable."""
+"""Maximum coefficient of variation of memory utilisation that counts as stable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Answer:
     def monotone(
         self, allocations: Sequence[Allocation], grants: CpuGrants, heavier_is_more: bool = False
     ) -> Answer:
-        """Enforce monotonicity: on the same cores, less batch weight is never worse for the LRA.
+        """Enforce monotonicity: on the same cores, a lower batch weight is never worse for the LRA.
 
         Contradicting predictions are pooled, weighted by precision, so that measurements outweigh expectations
         (isotonic regression by pooling adjacent violators). ``heavier_is_more``: True for batch's own share,

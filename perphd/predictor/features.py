@@ -150,7 +150,7 @@ def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
 def padded(x: Sequence[float | None]) -> Floats:
     """A saved row as an array. None becomes NaN, as do columns that were added after the row was saved.
 
-    The first ``PLACE`` columns are always known.
+    In the first ``PLACE`` columns, which must be known, None becomes 0.
     """
     known = [(0.0 if i < PLACE else math.nan) if value is None else value for i, value in enumerate(x)]
     if PLACE <= len(known) < len(COLUMNS):

@@ -50,19 +50,19 @@ POINTS: Final = f"anchors 1 of {ANCHORS}"
 MOST: Final = 1.5
 """Bound of a correction, log units."""
 LEAST_SAMPLES: Final = 30.0
-"""Least number of effective samples beside batch that a model needs to contribute."""
+"""Minimum number of effective samples beside batch that a model needs to contribute."""
 LEAST_ANCHORS: Final = 24
-"""Least number of known anchors for a start from other hosts' estimates."""
+"""Minimum number of known anchors for a start from other hosts' estimates."""
 _REPEATED: Final = 5.0
 """Anchors per coefficient of the stages. Neighbouring anchors are redundant, so this factor raises their variance."""
 _SCALE: Final[Mapping[str, float]] = {"work": 1.0, "delay": 0.35 / 0.2}
-"""Uncertainty of the prior of each channel, relative to that of work (see ``model``)."""
+"""Uncertainty of the prior of each channel, relative to that of work (see ``corrections``)."""
 _SIGN: Final[Mapping[str, int]] = {"work": 1, "delay": -1}
 _CELL_SD: Final = 0.02
 """Standard deviation of the part of a cell's correction that stages cannot express (log units)."""
 _LEAST_NOISE: Final = 0.03
 _BEST_SD: Final = 0.03
-"""Least standard deviation of one host's estimate (log units), however many samples the host has."""
+"""Minimum standard deviation of one host's estimate (log units), however many samples the host has."""
 _LEAST_SHARE: Final = 0.25
 """Evidence, as a share of the prior's precision, below which an anchor counts as unknown to a host."""
 

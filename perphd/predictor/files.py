@@ -26,7 +26,7 @@ KEPT_ASIDE: Final = 64
 KEPT_VERSIONS: Final = 4
 """Number of earlier versions per application whose models are kept, newest first."""
 KEPT_GONE_S: Final = 30 * 86400.0
-"""Time for which version models are kept after their application went away."""
+"""Seconds for which the models of versions are kept after their application went away."""
 KEPT_GONE: Final = 32
 """Maximum number of applications that are gone and whose version models are kept, the latest first."""
 _VERSIONS: Final = "versions"

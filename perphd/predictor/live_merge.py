@@ -39,7 +39,7 @@ from perphd.predictor.staged import PROFILE_SD, REMEMBERED, Staged, rows_of
 CHANNELS: Final = ("work", "delay")
 """Corrections that are merged."""
 LEAST_ROWS: Final = 30
-"""Least number of remembered samples of each host."""
+"""Minimum number of samples that each host's model must remember."""
 _BEGINNING: Final = 5.0
 """Largest sample count given to a pooled reference."""
 

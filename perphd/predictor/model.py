@@ -61,8 +61,8 @@ class Observation:
     ``undisturbed``: batch did not compete. ``batch_cores``: CPU time per second that batch got. ``shielded``: batch's
     cache and bandwidth were restricted as far as possible, or are known to be spare. ``neighbours_bytes_per_s``,
     ``neighbours_cores``: memory bandwidth and CPU use of the other LRAs. ``contended``: undeclared work or the
-    hypervisor filled the host. ``cache_knobs``: number of resources, cache and bandwidth, in which batch can be
-    restricted now (0 to 2); None: there is no batch. ``count``: samples merged into this one.
+    hypervisor filled the host. ``cache_knobs``: in how many of the two resources cache and bandwidth batch can be
+    restricted now (0 to 2); None: there is no batch. ``count``: number of samples merged into this one.
     """
 
     sample: Sample
@@ -284,7 +284,7 @@ class LraModel:
             self._learn_ratio(seen, perf, perf.work)
 
     def _is_throttled(self, sample: Sample) -> bool:
-        """True if the LRA's own CPU limit throttled it more than usual, which is no interference.
+        """True if the LRA's own CPU limit throttled it more than usual, which is not interference.
 
         An LRA that is always throttled is learned as it is.
         """
@@ -296,7 +296,7 @@ class LraModel:
         return share_pct >= usual_pct + THROTTLED_PCT
 
     def _forget_stand_ins(self, seen: Observation) -> None:
-        """Drop references from substitute samples once batch can be restricted in further resources.
+        """Drop the reference, learned from substitute samples, once batch can be restricted in further resources.
 
         This happens, for example, after resctrl was mounted, its lock was released, or another program gave
         up its masks. The substitutes contained the cost of cache and bandwidth.
@@ -426,8 +426,8 @@ class LraModel:
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work relative to the reference, at most 1.05.
 
-        It never falls with more ways, less bandwidth for neighbours, less batch weight on the same cores, or
-        exclusive cores.
+        It never falls with a lower batch weight on the same cores. With ``staged``, it never falls with more ways, less
+        bandwidth for neighbours or more exclusive cores either.
         """
         asked = self._question(_as_seen(allocations), context)
         answer = self._answer(
@@ -438,7 +438,7 @@ class LraModel:
         return answer.bands()
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Delay relative to the reference. Changes that never lower work never raise it (except with ``residual``)."""
+        """Delay relative to the reference. With ``staged``, changes that never lower work never raise it."""
         asked = self._question(_as_seen(allocations), context)
         answer = self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, corrections.DELAY_SD)
         return answer.bands()

@@ -232,9 +232,9 @@ class Skipped:
 class ModelState:
     """State of an ``LraModel``.
 
-    ``*_error``: recent mean error (log units). ``*_advises``: the gate is closed. ``stood_in_knobs``: number of
-    resources, cache and bandwidth, in which batch could be restricted when protected samples substituted for
-    undisturbed ones; None: no such samples.
+    ``*_error``: recent mean error (log units). ``*_advises``: the gate is closed. ``stood_in_knobs``: in how many of
+    the two resources cache and bandwidth batch could be restricted when protected samples substituted for undisturbed
+    ones; None: no such samples.
     """
 
     reference: tuple[RunningState, ...] = items(0, 2048)

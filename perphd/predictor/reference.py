@@ -29,7 +29,7 @@ _CLIP_SD = 4.0
 _REGIME = 5
 """Number of consecutive outliers on one side that count as a new regime."""
 _PATIENT_GAIN = 1.0 / 1200.0
-"""Gain of a sample from a contended host that is no clear improvement. The mean follows within twenty minutes."""
+"""Gain of a sample from a contended host that is not a clear improvement. The mean follows within twenty minutes."""
 _BETTER_SD = 2.0
 """Scatter of a provisional reference; an improvement beyond it counts with the usual gain."""
 _WIDER = 2.0

@@ -74,7 +74,7 @@ class SealedFormat:
         return text
 
     def value(self, hint: type[T], text: str | bytes) -> T:
-        """The value of a text. Raises ``error`` for any text that ``text`` cannot have made."""
+        """The value of a text. Raises ``error`` for any text that the method ``text`` cannot have produced."""
         self._check_size(text)
         try:
             data = json.loads(text, parse_constant=_no_constant)

@@ -1,4 +1,6 @@
-"""The learned correction used for decisions: all stages (``stages``) in one Kalman filter, with bounds on their signs.
+"""A learned correction of stages (``stages``) in one Kalman filter, with bounds on their signs.
+
+The learner ``staged`` uses it. With any learner, a start from other hosts' estimates uses it.
 
 * One level is shared by all places, so that after a change all predictions move at once.
 * Level and shape are learned together, each in proportion to its uncertainty. The level changes with time;

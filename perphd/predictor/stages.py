@@ -44,7 +44,7 @@ _USUAL_SHARE: Final = 0.6
 _USUAL_BATCH: Final = 0.8
 _USUAL_GHZ: Final = 3.0
 _FILL_LEAST: Final = 0.3
-"""Least share of cache and bus that batch takes, however few cores it has."""
+"""Minimum share of cache and memory bus that batch takes, however few cores it has."""
 
 _FREE: Final = -np.inf
 _DOUBT: Final[tuple[tuple[str, float, float], ...]] = (

@@ -150,7 +150,7 @@ def _copper_member(each: BandMember) -> str:
     words = ["idle CPU class" if "cpu_weight" in each.knobs else "no CPU weight can be set here"]
     if each.spec.min_cores is not None or each.spec.max_starvation_s is not None:
         words = ["CPU weight according to its guarantee"]
-    words.append("least I/O weight" if "io_weight" in each.knobs else "no I/O weight has an effect here")
+    words.append("lowest I/O weight" if "io_weight" in each.knobs else "no I/O weight has an effect here")
     high = each.in_force.memory_high_bytes
     if isinstance(high, int):
         words.append(f"memory.high of {format_bytes(float(high))}")

@@ -2,7 +2,7 @@
 
     gold            memory.min = reserved memory; where the kernel lacks it, memory.low
     silver          memory.low = reserved memory; batch: a CPU weight for its min_cores
-    copper          the idle CPU class, the least I/O weight, and memory.high = 80 % of the host
+    copper          the idle CPU class, the lowest I/O weight, and memory.high = 80 % of the host
 
 Only a band that the operator declared counts. These settings do not narrow the CPUs or cache of any workload, which
 ``qos.division`` does, and take nothing from a workload of another band. A protection that is already in force is

@@ -51,7 +51,7 @@ demands fit the device's peak in bytes. The device then lacks operations, seeks 
 bytes would free nothing.
 """
 LEAST_SHARE: Final = 0.1
-"""Least share of its demand that the device's ceiling leaves to an antagonist."""
+"""Minimum share of its demand that the device's ceiling leaves to an antagonist."""
 TIGHTER: Final = 0.3
 """Factor by which each further rung reduces the previous limit."""
 

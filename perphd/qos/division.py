@@ -56,7 +56,7 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class WayShares:
-    """Number of ways of one L3 domain that silver, and that copper, may use at most."""
+    """Maximum number of ways of one L3 domain that silver may use, and the same for copper."""
 
     silver: int
     copper: int
@@ -141,7 +141,7 @@ def _order(spec: WorkloadSpec) -> tuple[int, bool, str]:
 
 
 def way_shares(division: Division, topology: Topology, ways: int) -> dict[int, WayShares]:
-    """Number of ways of each L3 domain that silver and copper may use; domains without a restriction are omitted."""
+    """Ways of each L3 domain that silver and copper may use at most; domains without a restriction are omitted."""
     held = division.ledger.grants
     silver = sum(each.amounts.cpus for each in held if each.band is QosBand.SILVER)
     gold = topology.usable - division.shared
@@ -171,7 +171,7 @@ def over(
 
     The policy's settings for batch stay in force within batch's share, since they can only be stricter. If all of the
     policy's CPUs belong to gold, batch gets the same number of CPUs elsewhere. An LRA with ``touch = "batch"`` is never
-    narrowed. ``least_bits``: least number of bits of a cache mask.
+    narrowed. ``least_bits``: minimum number of bits of a cache mask.
     """
     if spec.name in division.own:
         return replace(wanted, cpus=division.cores[spec.name])

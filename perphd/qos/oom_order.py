@@ -16,12 +16,12 @@ from perphd.qos.bands import MEANINGS, Aspect, QosBand
 _DIES: Final = {QosBand.COPPER: 0, QosBand.SILVER: 1, QosBand.SYSTEM: 2, QosBand.GOLD: 3}
 """Order in which bands should be killed when memory runs out: copper first, gold last."""
 _NAMED: Final = 3
-"""Greatest number of daemons that one message names."""
+"""Maximum number of daemons that one message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class OomScores:
-    """The least and the greatest ``oom_score_adj`` among the processes of a workload."""
+    """The lowest and the highest ``oom_score_adj`` among the processes of a workload."""
 
     name: str
     band: QosBand

@@ -15,7 +15,7 @@ For each resource, over the next window W (five minutes):
 is known. The margin is the conformal bound of these residuals times the reserved amount, for a coverage of
 99.2 %, and at least 5 % of the reserved amount while there are too few residuals for that quantile. Copper is
 overcommitted in a window if the peak use of the protected workloads exceeds q + margin. ``Backtest`` counts
-such windows and the capacity offered.
+such windows and the reserved capacity offered.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FIRST_MARGIN_RATIO: Final = 0.05
 class Backtest:
     """Number of completed windows, number of those in which use exceeded its bound, and sums over all windows.
 
-    ``given``: capacity offered to copper; ``reserved``: reserved capacity. Both are in the resource's unit times
-    windows.
+    ``given``: reserved capacity that was offered to copper; ``reserved``: all reserved capacity. Both are in the
+    resource's unit times windows.
     """
 
     windows: int = 0
@@ -54,7 +54,7 @@ class Backtest:
 
     @property
     def given_ratio(self) -> float:
-        """The share of reserved capacity that copper got; 0 before the first window."""
+        """The share of reserved capacity that was offered to copper; 0 before the first window."""
         return self.given / self.reserved if self.reserved else 0.0
 
 

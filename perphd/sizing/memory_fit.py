@@ -14,10 +14,10 @@ Search. An epoch is one phase of the workload, at least ``LEAST_SAMPLES`` sample
 
     R(n) = max(estimate of epoch n - 1,  (1 - STEP) R(n - 1))
 
-The plain recursion does not stop by itself and overshoots by half; the step prevents this. The search ends at
-the first epoch in the crash zone, with an immediate return to the last good limit. If the first bad
-limit is more than ``TOLERANCE`` above it, the search continues by bisection. The crash zone is a slowdown of more
-than ``SLOWDOWN`` *and* evidence that memory is its cause:
+The plain recursion does not stop by itself and overshoots by half; the step prevents this. At the first epoch in
+the crash zone, the last good limit returns at once. The search ends if the first bad limit is at most ``TOLERANCE``
+below the last good one; otherwise it continues by bisection. The crash zone is a slowdown of more than ``SLOWDOWN``
+*and* evidence that memory is its cause:
 
     share of time in garbage collection > .7,   or
     working set > .8 of the limit, and memory pressure above the pilot's that explains the slowdown:
@@ -300,7 +300,7 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
             fit,
             phase=FitPhase.CONVERGED,
             limit_bytes=fit.recommended_bytes,
-            reason="the estimate is the limit",
+            reason="the estimate has reached the limit",
         )
     figures = "" if fit.pilot is None else f" ({_figures(fit.pilot, epoch)})"
     return replace(fit, limit_bytes=lower, reason=f"good: the next limit is lower{figures}")

@@ -1,4 +1,4 @@
-"""Compute how much of one resource a workload should reserve, from its history.
+"""Computes how much of one resource a workload should reserve, from its history.
 
 There are two amounts for two purposes.
 

@@ -17,9 +17,9 @@ without a forecast.
 
 Plan (Algorithm 3). Applications are placed in the order of their rank. Each needs room for all its core
 components, or the whole application is preempted. Its elastic components follow, oldest first; one that does
-not fit is preempted alone. Two errata: a component that exactly fills the host stays, and there is one buffer
-per resource. ``guarded`` names the resources whose shortage preempts. A shortage of CPU slows components but
-kills none, so the default is memory alone.
+not fit is preempted alone. Two corrections of the publication: a component that exactly fills the host stays,
+and each resource has its own buffer. ``guarded`` names the resources whose shortage preempts. A shortage of CPU
+slows components but kills none, so the default is memory alone.
 
 Preemption moves one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on
 their rung, because freezing is enough while frozen components fit. A component without reclaimable memory begins
@@ -91,9 +91,9 @@ class Demand:
     """One resource of one component.
 
     ``held``: the size in force. ``mean`` and ``spread`` forecast the next interval's maximum; a calibrated
-    forecast sets the spread so that  mean + 3 spread  is its bound. ``unreclaimable``: the part of the use
-    that is freed only when its owner ends, such as anonymous memory without swap. If it is unknown, the owner
-    is not ended.
+    forecast sets the spread so that  mean + 3 spread  is its bound. ``least``: smallest viable size.
+    ``unreclaimable``: the part of the use that is freed only when its owner ends, such as anonymous memory
+    without swap. If it is unknown, the owner is not ended.
     """
 
     reserved: float
@@ -276,7 +276,7 @@ def _target(
     wanted = demand.mean + settings.k1 * demand.reserved + settings.k2[resource] * demand.spread
     floor = max(demand.used, demand.least)
     if wanted < floor:
-        return min(floor, cap), "present use" if demand.used >= demand.least else "least viable size"
+        return min(floor, cap), "present use" if demand.used >= demand.least else "smallest viable size"
     return (
         (wanted, "forecast and buffer")
         if wanted < cap

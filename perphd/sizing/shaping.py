@@ -8,7 +8,7 @@ ones in order, those that ``schedule`` lets learn now, and those that ``is_notab
 - early, in pessimistic mode, when a workload outgrows its target or the total use exceeds the capacity: the forecast
   was wrong, and waiting for the end of the interval would leave the choice of a victim to the kernel.
 - for some workloads alone, as soon as each has learned or outgrows its target, while the sizes of all others
-  fit beside the reservations of these. In that case no workload has to make room, and the other sizes stay.
+  fit beside their reservations. In that case no workload has to make room, and the other sizes stay.
   If they do not fit, a plan of all is made when the interval has ended, or early.
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
   history restarts with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.

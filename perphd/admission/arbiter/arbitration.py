@@ -41,7 +41,7 @@ def batch_cpus(topology: Topology, cores: int) -> CpuSet:
 
 
 def strictest(grants: Sequence[CpuGrant]) -> CpuGrant | None:
-    """The grant that satisfies all of these: fewest batch cores, least weight, and exclusive if one of them is.
+    """The grant that satisfies all of these: fewest batch cores, lowest weight, and exclusive if one of them is.
 
     None if ``grants`` is empty.
     """

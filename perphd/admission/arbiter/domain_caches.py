@@ -52,7 +52,7 @@ class DomainCaches:
         states = [tick.state for _, tick in self._of(name)]
         return max((s.ways for s in states), default=0), min((s.pct for s in states), default=100)
 
-    # -- as CacheTick, for the domains of one LRA or for each domain with the LRAs there --------------------------
+    # -- the methods of CacheTick, for the domains of one LRA or for all domains ------------------------------
 
     def tighten(self, member: Member, look: Look) -> bool:
         """Take cache or bandwidth from batch for this LRA in all its domains; returns True if it took any."""
@@ -64,7 +64,7 @@ class DomainCaches:
     def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """Evaluate earlier restrictions of batch.
 
-        Returns the LRAs that they did not help. Their gain goes back to batch at once.
+        A restriction that did not help is reverted at once. Returns the LRAs for which such restrictions were made.
         """
         found = (
             tick.judge_tightened(self._in(domain, members), self._in(domain, looks))

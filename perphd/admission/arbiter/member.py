@@ -35,15 +35,15 @@ MOST_SCORES: Final = 30
 PATIENT: Final = 6
 """Number of samples whose mean proves even a small shortfall."""
 MILD: Final = 3
-"""Number of consecutive samples below target that prove a shortfall even if they are not far below."""
+"""Number of consecutive samples below target that prove a shortfall even if none is far below it."""
 FAR: Final = 0.85
 """Score below which a single sample proves a shortfall."""
 RISING: Final = 1.1
-"""Growth of the score from sample to sample that shows a recovery."""
+"""Factor by which the score must grow from one sample to the next to show a recovery."""
 AMPLE: Final = 1.08
-"""Score above which one core less is clearly enough."""
+"""Room (``Member.room``) from which a reduced number of cores is clearly enough; with less, its trial lasts longer."""
 FALLS: Final = 0.3
-"""Share of a fall of demand that is accepted per sample; a rise is accepted at once."""
+"""Share of a fall in demand that is accepted per sample; a rise is accepted at once."""
 ELSEWHERE: Final = 0.94
 """Factor on a demand that was measured on too few cores, because such a demand appears too high."""
 SATURATED: Final = 0.9
@@ -78,8 +78,9 @@ class Member:
     ``scores``: clean scores since its last change, newest last. ``demand``: hardware threads that it keeps busy at full
     speed. ``rescues``: consecutive changes that left it short. ``calm_since_s``: time since which it has been
     on target.
-    ``idle_cores_until_s``, ``idle_cache_until_s``: cooldowns after more cores (``idle_times`` in a row), or less cache
-    and bandwidth for batch, did not help. ``unknown_since_s``: time since which it cannot be judged.
+    ``idle_cores_until_s``: end of the cooldown after more cores did not help, ``idle_times`` times in a row.
+    ``idle_cache_until_s``: end of the cooldown after less cache and bandwidth for batch did not help.
+    ``unknown_since_s``: time since which the LRA cannot be judged.
     ``target``: target of its last sample. ``rooms``: for each score, accepted over observed delay (the score itself
     if there is no delay). It shows spare capacity better than a work rate does. ``spans``: for each
     score, the seconds that it covers.
@@ -104,7 +105,7 @@ class Member:
 
     @property
     def room(self) -> float:
-        """Mean of accepted over observed delay in its latest clean samples; NaN if there are none."""
+        """Mean ratio of accepted to observed delay in the LRA's latest clean samples; NaN if there are none."""
         n = min(len(self.scores), PATIENT)
         return mean(self.rooms[-n:]) if n else math.nan
 
@@ -117,7 +118,7 @@ class Member:
 
     @property
     def level(self) -> float:
-        """Mean of its latest scores; NaN if there are none."""
+        """Mean of the latest ``PATIENT`` scores; NaN if there are none."""
         return mean(self.scores[-PATIENT:]) if self.scores else math.nan
 
 
@@ -351,7 +352,10 @@ def found_enough(member: Member, look: Look, now_s: float) -> Member:
 
 
 def found_too_few(member: Member, look: Look, now_s: float) -> Member:
-    """Record that the present cores are too few, for a time that grows with the time below target with them."""
+    """Record that the present cores are too few.
+
+    The longer the LRA was below target with them, the longer the record counts.
+    """
     demand = member.demand if member.demand is not None else 0.0
     if member.trial is not None:
         # Everything takes longer on too few cores, so use the demand from before.

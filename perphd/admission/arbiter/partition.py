@@ -17,9 +17,9 @@ from perphd.domain.backoff import doubled_s
 from perphd.domain.smt import thread_speed
 
 KNEE_BUSY: Final = 0.60
-"""Busy share of many CPUs at which an unknown service meets its target with even odds.
+"""Busy share of its CPUs at which an unknown service meets its target with even odds, if it has many CPUs.
 
-For few CPUs, it is less by ``KNEE_FEW`` / CPUs.
+With n CPUs, the share is lower by ``KNEE_FEW`` / n.
 """
 KNEE_FEW: Final = 0.3
 KNEE_WIDTH: Final = 0.06
@@ -47,7 +47,7 @@ STEEP: Final = 6.0
 LEAST_SCORE, MOST_SCORE = 0.05, 1.3
 """Slope (log units per busy share) and bounds of an estimated score."""
 BURSTS: Final = 2.0
-"""Assumed (1 + cv^2) / 2 of arrivals and service times; the archetypes have 1.8 to 8."""
+"""Assumed (1 + cv^2) / 2 of arrivals and service times; the simulator's services have 1.8 to 8."""
 MOST_SEEN: Final = 24
 
 
@@ -177,9 +177,10 @@ def expected(
     now_s: float,
     anchor: Anchor | None = None,
 ) -> float:
-    """Expected score with these cores, from experience, else extrapolated.
+    """Expected score with these cores.
 
-    Beyond experience, the score falls by a factor of e per ``1 / STEEP`` of busy share.
+    It comes from the queue model and ``anchor`` if there is one. Otherwise the score falls by a factor of e per
+    ``1 / STEEP`` of busy share above the knee. Experience that applies bounds the score.
     """
     alive = [s for s in seen if s.until_s > now_s]
     busy = busy_share(demand, cores, threads_per_core)
@@ -201,15 +202,16 @@ def note(
 ) -> tuple[Seen, ...]:
     """The experience with one entry added.
 
-    A success removes failures with more cores under no more demand, and vice versa. A failure is forgotten once it has
-    not recurred for ``ban_s``, doubled with each earlier failure.
+    A success ends the bans after failures with at least as many cores under no more demand. A failure removes successes
+    with at most as many cores under at least about the same demand. A failure bans its number of cores for ``ban_s``,
+    doubled with each further failure; it is forgotten after another such time.
 
     Args:
         seen: the experience until now.
         new: the new entry.
         now_s: monotonic time.
-        ban_s: lifetime of the first failure in seconds; it doubles with each further failure.
-        least_s: least lifetime of this failure.
+        ban_s: length of the ban after a first failure, in seconds.
+        least_s: minimum length of the ban after this failure, in seconds; limited to ``LONGEST_BAN_S``.
     """
     kept = []
     times = 1
@@ -247,7 +249,7 @@ def _ban_s(times: int, ban_s: float) -> float:
 class Claim:
     """One LRA's claim to cores. ``priority``: claims with a higher priority are served first. ``has``: its cores now.
 
-    ``scores``: performance over target expected with 1, 2, ... cores, non-decreasing; 1 is enough.
+    ``scores``: performance over target expected with 1, 2, ... cores, non-decreasing; a score of 1 is enough.
     """
 
     name: str
@@ -307,7 +309,7 @@ def worst(counts: Mapping[str, int], claims: Sequence[Claim]) -> float:
 
 
 def spread(spare: int, got: Mapping[str, int], claims: Sequence[Claim]) -> dict[str, int]:
-    """Add spare cores to the LRAs with the least above their need; used when no batch wants them."""
+    """Give each spare core to the LRA with the fewest cores relative to its need; used when no batch wants them."""
     result = dict(got)
     for _ in range(spare):
         least = min(claims, key=lambda c: (result[c.name] / c.needs(1.0), -c.has, c.name))

@@ -25,13 +25,13 @@ from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import available
 
 BEGIN_MBW_PCT: Final = 60
-"""Least share of bandwidth (%) that the first throttle leaves. Almost no program can use more alone."""
+"""Minimum share of bandwidth (%) that the first throttle leaves to batch. Hardly any single program can use more."""
 ROOM: Final = 1.10
-"""Score of all LRAs above which a step of cache or bandwidth is given back."""
+"""Room (``Member.room``) that every LRA must have before batch gets back a step of cache or bandwidth."""
 STILL_ROOM: Final = 1.03
-"""Least score of every LRA at the end of the trial of a step given back; below it, the step is reverted."""
+"""Room that every LRA must have at the end of the trial of a step given back; below it, the step is reverted."""
 MUCH_ROOM: Final = 1.18
-"""Score above which more than one step is given back at once."""
+"""Room of every LRA from which more than one step is given back at once."""
 SLIGHT: Final = 0.96
 """Score above which cache and bandwidth are taken from batch in single units."""
 RECENT: Final = 3
@@ -44,7 +44,7 @@ _MOST_BANS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """A cooldown of a protection that was not enough. Its length doubles each time."""
+    """A cooldown of a protection that was not enough. Its length doubles each time that it is extended."""
 
     ways: int
     pct: int

@@ -18,16 +18,16 @@ from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
 from perphd.domain.reading import available
 
 MODEST: Final = 0.3
-"""Least chance of success at which an LRA loses one core to batch, if batch has few cores."""
+"""Minimum chance of success at which an LRA loses one core to batch, if batch has few cores."""
 ODDS_PER_CORE: Final = 0.085
-"""Least odds, for each core that batch has, that taking one core from an LRA for batch succeeds.
+"""Minimum odds, for each core that batch has, that taking one core from an LRA for batch succeeds.
 
 The less one more core adds for batch, the safer the trial must be.
 """
 
 
 def worth_a_trial(batch_cores: int) -> float:
-    """Least chance of success that justifies taking one core from an LRA for batch, given batch's number of cores."""
+    """Minimum chance of success that justifies taking one core from an LRA for batch with this number of cores."""
     odds = ODDS_PER_CORE * batch_cores
     return max(MODEST, odds / (1.0 + odds))
 
@@ -66,7 +66,7 @@ class SharedCores:
         return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
 
     def is_idle(self, member: Member, cores: int) -> bool:
-        """True if its demand would not keep this number of cores busy."""
+        """True if, judging by demand alone, this number of cores is probably enough."""
         if member.demand is None:
             return False
         return partition.chance((), cores, member.demand, self.threads, self.now_s) >= LIKELY
@@ -170,7 +170,7 @@ def divide(
     claims = _claims(cores, wanted, members, looks)
     counts = partition.share_out(room, claims)
     for name in sorted(counts, key=lambda n: (-looks[n].view.spec.priority, n)):
-        # Cores that bring no LRA to its target stay where they are; batch does not lose them.
+        # An LRA keeps cores that bring no other LRA to its target. It gets none beyond those that it has.
         spare = room - sum(counts.values())
         counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
     if not cores.has_batch:

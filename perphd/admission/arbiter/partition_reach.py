@@ -1,11 +1,11 @@
 """Divides cores by demand when the LRAs together need more than the host has, and stops trial and error.
 
 Problem: if each core that one LRA gains is missing for another LRA, experience with a number of cores is outdated
-after the next change, and cores circulate. Approach: count rounds of changes that leave an LRA short. After a
-handful, divide all cores available to LRAs in proportion to demand (max-min of cores over demand, by priority
-class, at least one each) and hold that division. It changes only if demand changed enough, and no more often
-than one LRA's settings would (``reach``). The episode ends once all LRAs have met their targets for a while,
-or when an LRA comes or goes. After a pause that doubles, one more round is tried. Pure.
+after the next change, and cores move back and forth. Approach: count rounds of changes that leave an LRA short.
+After ``HANDFUL`` rounds, divide all cores available to LRAs in proportion to demand (max-min of cores over demand,
+by priority class, at least one each) and hold that division. It changes only if demand changed enough, and no
+more often than one LRA's settings would (``reach``). The episode ends once all LRAs have met their targets for a
+while, or when an LRA comes or goes. After a pause that doubles, one more round is tried. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perphd.admission.moves.reach import HANDFUL, KEPT_S, LONG_S, LOOK_AGAIN_S, 
 from perphd.domain.backoff import doubled_s
 
 WORTH: Final = 1.2
-"""Factor by which the least cores per demand must improve before cores are divided again."""
+"""Factor by which the lowest ratio of cores to demand must improve before cores are divided again."""
 TOLD: Final = "together these LRAs need more than this host has: its cores are divided by demand"
 
 
@@ -28,7 +28,7 @@ TOLD: Final = "together these LRAs need more than this host has: its cores are d
 class SharedReach:
     """State of an episode.
 
-    ``names``: the LRAs. ``lacking``: rounds of changes that left an LRA short. ``began_s``: time of the first one.
+    ``names``: the LRAs. ``lacking``: rounds of changes that left an LRA short. ``began_s``: time of the first round.
     ``changed_s``: times of core changes in the last ten minutes. ``settled_until_s``: end of holding the division;
     None: not held. ``looks``: number of times it was held. ``met_since_s``: time since which all LRAs have been on
     target; None if they are not.

@@ -27,7 +27,7 @@ class Draft:
 
 
 def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
-    """The decision with its change of cores. ``count``: the LRA's new number of cores; ``left``: batch's
+    """The draft with its change of cores. ``count``: the LRA's new number of cores; ``left``: batch's
     number of cores.
     """
     action = draft.action

@@ -24,16 +24,16 @@ from perphd.domain.workload import Touch
 PLAIN, PLAINLY = 2, 0.9
 """Number of consecutive scores below PLAINLY that count as trouble without a corroborating signal."""
 LEAST_LRAS: Final = 2
-"""Least number of LRAs that can disturb each other."""
+"""Minimum number of LRAs that can disturb each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """State of the LRAs that share one decision.
 
-    ``members``, ``placed``: states and cores, by name. ``batch_cores``: batch's own cores. ``lent``: an LRA's
-    cores on which batch runs in the idle class, because it has none of its own. ``quiet_since_s``: time since
-    which batch is idle or gone.
+    ``members``, ``placed``: states and cores, by name. ``batch_cores``: number of cores on which batch may run.
+    ``lent``: those of them that belong to LRAs, if batch has too few of its own; batch is in the idle class then.
+    ``quiet_since_s``: time since which batch has been idle or gone.
     ``trouble_was_quiet``: batch was absent when the LRAs disturbed each other. ``caches``: cache and bandwidth, by
     L3 domain. ``reach``: the episode of unreachable targets.
     """
@@ -68,7 +68,7 @@ def present(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
 
 
 def can_part(snapshot: Snapshot) -> bool:
-    """True if every LRA can get exclusive cores: several, all enforced, and cores for each and for batch."""
+    """True if there are several LRAs, all are enforced, and the cores suffice for each of them and for batch."""
     here = present(snapshot)
     everybody = batches(snapshot)
     giving = [v for v in everybody if v.enforced]
@@ -91,9 +91,10 @@ def floor_cores(snapshot: Snapshot, view: WorkloadView, settings: PolicySettings
 def in_trouble(
     decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]], account: HostAccount | None = None
 ) -> bool:
-    """True if an LRA beside others is below its target, with a known cause or by ``PLAIN`` clear samples.
+    """True if an LRA beside others is below its target, from a cause against which resources may help.
 
-    ``scores``: clean scores of each since its last change, newest last. ``account``: the host account.
+    It is below its target if it is DEGRADED, or if its latest ``PLAIN`` scores are all below ``PLAINLY``. ``scores``:
+    clean scores of each LRA since its last change, newest last. ``account``: the host account.
     """
     curable = {d.workload for d in decisions if not nothing_to_give(d.verdict.cause, account)}
     if any(d.verdict.health is Health.DEGRADED and d.workload in curable for d in decisions):

@@ -126,7 +126,7 @@ class PartitionedTick:
             self.drafts[name] = Draft(Action.HOLD, text)
         return shares
 
-    # -- looking ------------------------------------------------------------------------------------
+    # -- evaluating the samples ---------------------------------------------------------------------
 
     def _look(self, view: WorkloadView, detectors: Mapping[str, DetectorState]) -> Look:
         known = self.partitioned.members.get(view.spec.name)
@@ -144,7 +144,7 @@ class PartitionedTick:
             return member
         in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
         if in_force is not None and in_force != member.cores:
-            # The decision is not in force (refused or rolled back), so use the cores that are.
+            # The decision was refused or rolled back, so use the number of cores in force.
             member = replace(member, cores=in_force, trial=None)
         sample = look.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
@@ -187,7 +187,7 @@ class PartitionedTick:
                 )
         return member
 
-    # -- what everybody needs -----------------------------------------------------------------------
+    # -- the cores that each LRA needs --------------------------------------------------------------
 
     def _wanted(self, name: str) -> int:
         """Cores wanted for this LRA if there are enough; records the reason in its draft."""

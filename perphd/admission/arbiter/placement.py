@@ -14,7 +14,7 @@ from perphd.domain.topology import Topology
 Cores = tuple[int, ...]
 """Indices into ``Topology.usable_cores``, ascending."""
 ROOM: Final = 1.05
-"""Least score at which an LRA keeps lending cores to batch."""
+"""Minimum score at which an LRA keeps lending cores to batch."""
 
 
 def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Cores]) -> dict[str, Cores]:

@@ -99,7 +99,7 @@ def in_force(lra: LraContext, state: LraState) -> LraState:
 
 
 def overtaken(lra: LraContext, pending: Pending, judged: Judgement, load: Reading) -> str:
-    """Reason why a change that grows is superseded before its evaluation; empty if it is not."""
+    """Reason to supersede a change before its evaluation; empty if there is none."""
     if not (judged.blatant and available(judged.score)):
         return ""
     if not lra.is_clean() and rose(load, pending.load):
@@ -149,7 +149,7 @@ def judge(lra: LraContext, state: LraState, pending: Pending, noise_sd: float) -
     state = replace(state, pending=None, stride=stride, quarantine=held)
     if stands:
         if came is Came.NO_HELP and pending.action is not Action.SHRINK:
-            # What it replaced was no worse, so it need not wait for its cooldown.
+            # The previous allocation was no worse, so end its cooldown.
             state = replace(state, cooldowns=_without(state, pending.before))
         return ChangeReview(state, outcome, None)
     state, move = undone(lra, state, pending, text)

@@ -1,7 +1,8 @@
 """The controller of one LRA: evaluates its sample and proposes a change, once per tick.
 
-It grows the protection at once after a verdict, but shrinks it only after the score's lower bound has stayed above the
-target for some time. ``lra_state`` carries state between ticks; ``change_review`` decides whether a change stands.
+It grows the protection at once after a verdict, but shrinks it only after the model has predicted for some time that
+less protection keeps the target. ``lra_state`` carries state between ticks; ``change_review`` decides whether a change
+stands.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ BELOW_UNDISTURBED = "below its objective, but without contention here: taking mo
 COME = "batch has started, and the target is expected to be missed beside it: "
 PROBABLY = "probably below its target, or below it too often: "
 LEAST_SCORES = 30
-"""Least number of clean scores to remember since the last change."""
+"""Minimum number of clean scores that are remembered since the last change."""
 
 
 class LraController:
@@ -263,8 +264,9 @@ class LraController:
     def _grazes(self, judged: Judgement) -> bool:
         """True if the protection in force is slightly too weak: likely short, or below target repeatedly.
 
-        With just enough, or as batch starts, an LRA is often short, and one step too many costs less than waiting. This
-        needs less evidence than the verdict, whose false alarm rate suits an LRA with tolerance to spare.
+        An LRA with just enough protection, or beside batch that has just started, is often short, and one step too many
+        costs less than waiting. This needs less evidence than the verdict, whose rate of false alarms is set for an LRA
+        with its whole tolerance to spare.
         """
         theirs = origin.nothing_to_give(judged.verdict.cause, self.snapshot.host.account)
         below = judged.verdict.health is Health.SUSPECT and not theirs
@@ -392,7 +394,7 @@ class LraController:
             self._lose_slack()
             if (aside := self._step_aside(judged, assessed, model)) is not None:
                 return aside
-            text = "just enough: no step back would keep the target and gain batch enough"
+            text = "just enough: no step back would keep the target and be worth enough to batch"
             return self._hold(text if self.current != self.nothing else on_target)
         return back.move(assessed, current, smaller, self._slack_for_s())
 

@@ -20,7 +20,7 @@ from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
 
 MOST_SCORE: Final = 10.0
-"""Bound of a remembered score."""
+"""Upper bound of a remembered score."""
 LOADS: Final = 5
 """Number of ticks whose median load is the recent load."""
 
@@ -44,7 +44,7 @@ class LraState:
 
     ``scores``: clean scores since the last change, newest last. ``rooms``: ``outcomes.room`` of each of these samples.
     ``batch``: the active batch workloads. ``beside_batch``: number of ``scores`` taken beside exactly these workloads.
-    ``stride``: units that may be given back at once; doubles after each reduction that left more than enough, else 1.
+    ``stride``: units that may be given back at once; more than 1 after a change that left more than enough.
     ``moments``: shortfall and batch's use in the last ticks, to find the antagonist. ``loads``: loads of the
     last ticks. ``standing``: result of the last judged sample.
     ``chosen``: allocation chosen at the last tick. ``awaited``: the same while its cache and bandwidth are unwritten.
@@ -117,7 +117,7 @@ class LraState:
         )
 
     def scored(self, score: float, room: float, most: int) -> LraState:
-        """The state with one more clean score and its room. ``most``: greatest number of scores to remember."""
+        """The state with one more clean score and its room. ``most``: maximum number of scores to remember."""
         scores, rooms = (*self.scores, min(score, MOST_SCORE)), (*self.rooms, min(room, MOST_SCORE))
         beside_batch = min(self.beside_batch, len(self.scores)) + 1
         return replace(self, scores=scores[-most:], rooms=rooms[-most:], beside_batch=min(beside_batch, most))

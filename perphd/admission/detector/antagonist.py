@@ -35,11 +35,11 @@ WINDOW = 60
 """Number of samples remembered."""
 LEAST_SAMPLES = 8
 MAX_LAG = 3
-"""Largest lag, in samples, of the shortfall behind the use."""
+"""Largest delay, in samples, between a candidate's use and the LRA's shortfall that follows it."""
 LEVEL = 0.01
 """Accepted probability of naming an innocent workload."""
 LEAST_CORRELATION = 0.35
-"""Least correlation for naming a workload, regardless of the number of samples (CPI2's bound)."""
+"""Minimum correlation for naming a workload, regardless of the number of samples (CPI2's bound)."""
 _CONSTANT = 1e-9
 _NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
 _NOBODYS: Final = frozenset(
@@ -87,7 +87,7 @@ def use_of(sample: Sample) -> Use:
 
 @once
 def uses(snapshot: Snapshot) -> tuple[Use, ...]:
-    """Use of every batch workload with a sample, and of every named undeclared group.
+    """Use of every batch workload with a sample, and of every undeclared group in the host account.
 
     All LRAs share the returned tuple.
     """

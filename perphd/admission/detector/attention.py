@@ -27,8 +27,8 @@ LEAST_REQUESTS: Final = 50.0
 class Attention:
     """The end of and the reason for faster sampling.
 
-    ``until_s``: end of faster sampling. ``there``: workloads present at the last tick. ``why``: the latest event, in
-    words.
+    ``until_s``: end of faster sampling. ``there``: workloads present at the last tick. ``why``: the latest reason for
+    faster sampling, in words.
     """
 
     until_s: float = -math.inf

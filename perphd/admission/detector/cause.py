@@ -28,8 +28,8 @@ from perphd.domain.signals import Performance
 
 LEAST_MPKI: Final = 0.5
 MANY_MORE: Final = 2.0
-"""Growth of misses too large for SMT to explain; a miss is then assumed to have its maximum cost."""
-_MOSTLY: Final = 0.5  # share of the extra time per instruction
+"""Ratio of misses to their usual number that SMT cannot explain; a miss may then have its maximum cost."""
+_MOSTLY: Final = 0.5  # share of the extra time per instruction that its cause must explain
 _PARTLY: Final = 0.3
 _KEEP: Final = 0.5  # weight of the previous ledger against the newest sample's
 _MOST_SHARE: Final = 0.99  # stall share above which the number of stalled threads cannot be estimated
@@ -126,7 +126,7 @@ def _beside(snapshot: Snapshot, batch: Sequence[Sample]) -> Neighbours:
 
 
 def _missed(sample: Sample) -> Reading:
-    """Bytes per second fetched by its last-level misses."""
+    """Bytes per second that a workload's last-level misses fetch."""
     mips, mpki = sample.mips, sample.llc_mpki
     return mips * 1e3 * mpki * _LINE if available(mips) and available(mpki) else NOT_MEASURED
 
@@ -207,7 +207,7 @@ def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
 
 
 def _stalled(sample: Sample, name: str, perf: Performance, model: ResPerfModel, share: float) -> float:
-    """Extra stalled threads, from the share of time in which any stalls (assuming independence)."""
+    """Extra stalled threads, from the share of time in which any thread stalls (assuming independence)."""
     seen, usual = sample.reading(name), model.reference(name, perf.load)
     if not available(seen):
         return math.nan
@@ -387,7 +387,8 @@ def unacquitted(
     """LLC or MBW if batch uses much of it and no counter rules it out; else NONE.
 
     This applies to an LRA whose waiting and CPU time explain nothing, on a processor without event counters.
-    Time lost to a cache or memory bus need not be CPU time of the LRA's own threads.
+    Time lost to a cache or memory bus need not be CPU time of the LRA's own threads. If batch uses little of both while
+    perphd limits its cache or bandwidth, LLC is assumed.
     """
     if available(sample.cpi):
         return Cause.NONE
@@ -481,7 +482,7 @@ def cause(
         # Nothing competes for its processors, so threads wait because its own instructions take longer.
         parts[hierarchy] = queue + running
     else:
-        # Waiting slows few requests, and so the tail of latency. Slower execution slows all requests.
+        # Waiting slows few requests, which are the tail of latency. Slower execution slows all requests.
         parts[Cause.CPU] = queue if math.isnan(extra.delay) else _TAIL * queue
         if hierarchy is not Cause.NONE:
             parts[hierarchy] = running

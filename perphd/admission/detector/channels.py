@@ -82,8 +82,8 @@ class Neighbours:
 NOBODY: Final = Neighbours(NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
 LEAST_RISES: Final = (0.4, 1e9, 2e6, 5e6)
 """Smallest significant changes, in CPUs, bytes per second, bytes, and bytes per second."""
-_RISES: Final = 0.2  # relative to the level
-_STEPS: Final = 5.0  # times the usual difference between samples
+_RISES: Final = 0.2  # smallest clear change, as a share of the level
+_STEPS: Final = 5.0  # smallest clear change, as a multiple of the usual difference between samples
 _FOLLOWS: Final = 0.2
 
 
@@ -108,7 +108,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """The open window after a rise of neighbours' activity: samples since then, and every channel at the onset."""
+    """The open window after a rise in neighbours' activity: samples since then, and every channel at the onset."""
 
     age: int
     onsets: tuple[Onset | None, ...]

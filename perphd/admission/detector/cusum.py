@@ -45,9 +45,12 @@ LEAST_SAMPLES: Final = 40
 CLIP_SIGMA: Final = 3.0
 """Largest contribution of one sample in sigma, because a heavy tail is not a shift."""
 LEAST_K: Final = 0.1
-"""Least slack in sigma. With less, the undisturbed signal is at its target, and no threshold keeps an accepted rate."""
+"""Minimum slack in sigma.
+
+With less, the undisturbed signal is at its target, and no threshold keeps an accepted rate.
+"""
 LEAST_MARGIN: Final = 0.25
-"""Least share of the margin that is used, however close to its target the signal usually is."""
+"""Minimum share of the margin that is used, however close to its target the signal usually is."""
 PRIOR_SAMPLES: Final = 10.0
 """Weight, in samples, of the reference's scatter as prior for the noise."""
 PRIOR_RHO, PRIOR_RHO_SAMPLES = 0.4, 10.0
@@ -61,7 +64,10 @@ _LEAST_EXPONENT: Final = 2.0
 _OVERSHOOT: Final = 1.166
 _STEEP, _TWO = 1.2, 1.3
 _FREE_SHARE: Final = 0.1
-"""Share of the accepted rate of false alarms. Two samples in a row that cause fewer false alarms are ignored."""
+"""Share of the accepted rate of false alarms.
+
+A signal whose noise causes fewer false alarms by two samples in a row does not count when the rate is divided.
+"""
 _SPLIT: Final = 1.3
 """Rate of alarms of both CUSUMs together, relative to one (by simulation); they usually alarm together."""
 _ROOM: Final = 0.1
@@ -121,8 +127,9 @@ class Limits:
 
     ``rho``, ``scale``: correlation and scale of the noise. ``k``: slack below the target. ``extra``: further
     slack of the CUSUM for large shifts; 0: not used. ``small``, ``large``: thresholds for normal noise
-    (sigma). ``own``: factor on both thresholds, from observed rises. ``exponent``: fall of the log frequency
-    over a rise to the threshold. ``clip``: largest share of a threshold that one sample adds.
+    (sigma). ``own``: factor on both thresholds, from observed rises. ``exponent``: decrease in the log
+    frequency of rises from height zero to the threshold. ``clip``: largest share of a threshold that one
+    sample adds.
     """
 
     rho: float
@@ -142,7 +149,7 @@ def threshold(samples: float, k: float, ticks: int = 2) -> float:
     Args:
         samples: mean time between false alarms.
         k: slack, in sigma, above 0.
-        ticks: least number of samples for an alarm.
+        ticks: minimum number of samples for an alarm.
     """
     h = _siegmund(samples, k)
     if ticks > 1 and h < 2.0 * CLIP_SIGMA:
@@ -200,7 +207,7 @@ def limits(
         k: slack below the target, in sigma.
         wanted: accepted false alarms per sample.
         large_k: slack of the CUSUM for large shifts.
-        ticks: least number of samples for an alarm.
+        ticks: minimum number of samples for an alarm.
     """
     extra = large_k - k
     if extra > 0.0:

@@ -51,7 +51,10 @@ NOTHING_GATHERED: Final = Gathered()
 def gathered_by(
     before: Gathered, view: WorkloadView, settings: PolicySettings, period_s: float
 ) -> tuple[Gathered, Sample | Awaiting]:
-    """Do ``gather`` for an LRA that has a sample and a model."""
+    """Add the LRA's sample to ``before`` as ``gather`` does; a sample without event counts is judged at once.
+
+    The LRA must have a sample and a model.
+    """
     assert view.sample is not None
     assert view.model is not None
     sample = view.sample

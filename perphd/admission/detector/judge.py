@@ -1,8 +1,9 @@
 """Anomaly detector: is this LRA below its target because a resource is contended?
 
-Judges work and delay against the target at the present load. A drop of work counts only as far as waiting explains it
-(Little's law); the rest is a drop of load. The target, with its tolerance, sets the effect size; all samples together
-decide significance, at one rate of false alarms (``significance``). Detection always runs; only actions are gated.
+Judges work and delay against the target at the present load. A drop in work counts only to the extent that longer
+waiting explains it (Little's law); the rest is attributed to a lower load. The target, with its tolerance, sets the
+effect size; all samples together decide significance, at one rate of false alarms (``significance``). Detection always
+runs; only actions are gated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ An LRA at its objective is below it half the time. With a correlation of 0.8 bet
 independent ones; at one standard deviation above the objective all of them are below once in five months.
 """
 ALMOST_WHOLE = 0.9
-"""Least share of a period that counts as a whole period, because ticks jitter."""
+"""Minimum share of a period that counts as a whole period, because ticks jitter."""
 UNEXPLAINED_RATIO = 1.2
 """Ratio of work without waiting to actual work above which the load has fallen."""
 
@@ -96,7 +97,7 @@ class DetectorState:
     units of one sample's scatter. ``extra``, ``cause``: extra time of these samples, and the cause inferred from it.
     ``work``, ``delay``: noise of both channels' shortfalls, and evidence of a shift. ``delays``: scatter of latency
     alone, scaled to samples of one second. ``margins``: distances of the references from the target, in log units.
-    ``alert_share``: share of time shortly after batch arrived. ``gathered``: samples with too few events to judge yet.
+    ``alert_share``: share of time shortly after batch arrives. ``gathered``: samples with too few events to judge yet.
     ``channels``: cycles, misses and waiting of an LRA without an indicator, and its phases.
     """
 
@@ -129,8 +130,8 @@ class Judgement:
     ``score``: the worse of work/target and target/delay; >= 1 meets the target. ``noise_sd``: scatter of one score, in
     log units, from the latest samples (else from the reference). ``confirmed``: evidence since perphd's last
     change suffices for degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if
-    one of them makes instructions take clearly longer; else NONE. ``likely``: the latest samples make a
-    shortfall likely, at a higher rate of false alarms; sufficient for an LRA at just enough. ``blatant``:
+    one of them makes instructions take clearly longer; else NONE. ``likely``: the latest samples make a shortfall
+    likely, at a higher rate of false alarms; this suffices for an LRA with just enough protection. ``blatant``:
     this sample alone is too far below target for its scatter. ``clear``: this sample suffices to undo a
     reduction that was just made. ``slower``: cycles per instruction relative to the usual, for ``hierarchy``.
     """
@@ -398,7 +399,10 @@ def _work_score(
     evidence: list[Evidence],
     slower: bool = False,
 ) -> float:
-    """Work / target; a drop of work counts only as far as waiting explains it, unless the LRA stalls otherwise."""
+    """Work / target; a drop in work counts only to the extent that waiting explains it.
+
+    If the LRA stalls on memory or disks (``stalled``), all of it counts.
+    """
     if not available(perf.work) or not available(target.work) or target.work <= 0:
         return math.inf
     score = max(perf.work / target.work, 1e-6)

@@ -1,10 +1,9 @@
 """Learns the cost in cycles of one more miss per instruction, for this program on this machine.
 
-The cost depends on the counter and on how well the program hides latency. If the counter includes prefetches, the
-cost is 35 cycles at the 90th percentile of 55 measured programs. If it counts demand loads alone, the cost is
-several times as high. The estimate is a
-Bayesian regression of cycles per instruction on misses per instruction, with a wide prior. Samples on a crowded memory
-bus are excluded, because misses cost more there.
+The cost depends on the counter and on how well the program hides latency. If the counter includes prefetches, the cost
+is 35 cycles at the 90th percentile of 55 measured programs. If it counts demand loads alone, the cost is several times
+as high. The estimate is a Bayesian regression of cycles per instruction on misses per instruction, with a wide prior.
+Samples on a crowded memory bus are excluded, because misses cost more there.
 """
 
 from __future__ import annotations

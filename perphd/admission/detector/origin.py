@@ -11,9 +11,9 @@ elsewhere only if waiting for CPUs cannot explain it, even if all of the waiting
                                                  extra: additional requests in flight (Little's law)
 
 An application that does not keep up with its load works off a backlog, for which any amount of waiting may be the
-cause. So it is with an application that serves several requests each time that it is scheduled: they came together, and
-each wait delayed all of them. The median latency, if known, is more informative. A cause that raises it affects every
-request, while waiting raises it only in proportion to the total waiting.
+cause. The same holds for an application that serves several requests each time that it is scheduled: the requests came
+together, and each wait delayed all of them. The median latency, if known, is more informative. A cause that raises it
+affects every request, while waiting raises it only in proportion to the total waiting.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OTHERS_SHARE: Final = 0.1
 STOLEN_SHARE: Final = 0.05
 """Share of the CPUs taken by the hypervisor from which it can be the cause."""
 GIVING_SHARE: Final = 0.05
-"""Share of the CPUs below which restricting batch would not help."""
+"""Share of the CPUs that batch must use for a restriction of batch to help."""
 SATURATED: Final = 0.9
 """Share of waiting in the time of a unit of work above which the median latency reveals little."""
 KEEPS_UP: Final = 0.9
@@ -49,7 +49,7 @@ works one off.
 OCCUPIED: Final = 0.8
 """Mean number of running and waiting threads above which a single thread may be the bottleneck."""
 BATCHED: Final = 1.5
-"""Requests for each time that a thread of the LRA is scheduled, above which requests come in bursts."""
+"""Ratio of requests to context switches of the LRA's threads above which requests come in bursts."""
 MOST_WAITING: Final = 0.95
 MEDIAN_SHARE: Final = 0.5
 _CLEAR_STALL: Final = 0.5  # extra stalled threads from which the stall is real, whatever else grew
@@ -234,7 +234,7 @@ def _elsewhere(
         text = "its latency grew while a link is full; processors, memory and disks do not explain it"
         evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
         return Cause.NETWORK
-    text = "the most of its extra latency that this host's resources explain"
+    text = "largest share of its extra latency that this host's resources can explain"
     evidence.append(Evidence("explained here", 100.0 * extra.explained, 100.0, "%", text))
     return Cause.REMOTE
 

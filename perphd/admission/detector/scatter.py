@@ -5,7 +5,7 @@ reference. Differences of consecutive scores contain neither (von Neumann 1941):
 
 A score is the lower one of the scores of work and delay. While the target is kept with slack, it shows only
 the scatter of work, not that of latency, which is several times larger: a percentile of n requests scatters
-by 1 to 2 over sqrt(n), and more where queues begin. As the slack shrinks, the scatter of latency suddenly decides.
+by 1 to 2 over sqrt(n), and more where queues begin. As the slack shrinks, latency suddenly determines the score.
 The scatter of latency is therefore always measured separately.
 """
 
@@ -114,7 +114,7 @@ def broken(state: Scatter) -> Scatter:
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Geometric mean of ratios; with three or more, the least and the greatest are left out as possible outliers."""
+    """Geometric mean of ratios; with three or more, the lowest and the highest are left out as possible outliers."""
     logs = sorted(math.log(max(s, 1e-3)) for s in scores)
     kept = logs[1:-1] if len(logs) >= 3 else logs
     return math.exp(sum(kept) / len(kept))

@@ -2,11 +2,12 @@
 
 ``policy.false_alarms_per_day`` limits how often perphd may call an LRA DEGRADED while its true performance is
 at its reference, that is, on target with its whole tolerance to spare. It covers every rule:
-    work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose
-                           target is too far from its noise to use its part leaves this part to the other
-    just after batch came  trouble is likelier: up to ``ALERT_TIMES`` the rate, at most ``ALERT_MOST`` of a day's
-        alarms, according to the share of such time
-    one blatant sample     ``SINGLE_SHARE`` of the rate, beside batch that is restricted or has just arrived
+    work, delay         each has one CUSUM for small and one for large shifts (``cusum``). If a channel's target
+                        is so far from its noise that the channel cannot use its part of the rate, the other
+                        channel gets that part.
+    batch just arrived  degradation is likelier then, so up to ``ALERT_TIMES`` times the rate is accepted.
+                        These periods use at most ``ALERT_MOST`` of a day's false alarms.
+    one blatant sample  ``SINGLE_SHARE`` of the rate, beside batch that is restricted or has just arrived
 
 Without a reference, the margins are those of the default tolerances.
 """
@@ -28,7 +29,7 @@ from perphd.domain.workload import Objective
 ALERT_TIMES: Final = 60.0
 """Assumed factor on the likelihood of degradation just after batch has arrived."""
 ALERT_MOST: Final = 0.4
-"""Largest share of the accepted false alarms that may occur during that time."""
+"""Largest share of the accepted false alarms that may occur shortly after batch has arrived."""
 ALERT_SHARE: Final = 0.01
 """Initial estimate of the share of time shortly after batch has arrived: about half a minute per hour."""
 ALERT_MEMORY_S: Final = 6 * 3600.0
@@ -171,7 +172,7 @@ def weigh(
         period_s: time between samples.
         spend: present factor on ``per_day``.
         large_k: slack of the CUSUM for large shifts.
-        ticks: least number of samples for an alarm.
+        ticks: minimum number of samples for an alarm.
         interval_s: length of the sample in seconds.
         part: share of a period that the sample covers.
         learns: False while a change by perphd settles.

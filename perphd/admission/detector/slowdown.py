@@ -23,7 +23,7 @@ from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance
 
 FALL: Final = 0.97
-"""Share of the usual MIPS below which a fall is split into load, waiting and slowdown."""
+"""Share of the usual MIPS below which the decrease is split into load, waiting and slowdown."""
 _PHASE: Final = 1.1  # growth of cycles per instruction worth mentioning
 
 
@@ -91,7 +91,7 @@ def _divided(
     model: ResPerfModel,
     evidence: list[Evidence],
 ) -> None:
-    """Split a fall of MIPS into the factors load, waiting and slowdown.
+    """Split a fall in MIPS into the factors load, waiting and slowdown.
 
     MIPS = threads that run or wait x share of them that runs x clock / cycles per instruction.
     """

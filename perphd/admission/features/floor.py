@@ -46,9 +46,9 @@ LEAST_PROGRESS_CORES: Final = 0.02
 ACTS_AT: Final = 1.0 / 3.0
 """Share of ``max_starvation_s`` after which a raise begins. The rest leaves time for three raises."""
 SETTLE_S: Final = 2.0
-"""Least time between two changes of a job's weight, in seconds."""
+"""Minimum time between two changes of a job's weight, in seconds."""
 STEP: Final = 1.2
-"""Factor by which weights must differ to be changed."""
+"""Factor by which a new weight must differ from the present one to be set."""
 MOST_STEP: Final = 8.0
 BLIND_STEP: Final = 32.0
 """Factor on the weight of a job that still gets no CPU time, because the weights of the others are unknown."""
@@ -65,7 +65,7 @@ MOST_SHARE: Final = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The raise of one job's CPU share. ``weight``: least weight. ``wide``: True if the job may use all CPUs.
+    """The raise of one job's CPU share. ``weight``: its minimum weight. ``wide``: True if the job may use all CPUs.
 
     ``began_s``: start of the raise; ``changed_s``: last change of weight; ``plenty_since_s``: time since
     which the job gets far more than its floor, or wants less (None: neither).
@@ -167,7 +167,7 @@ def _lift(
 
 
 def _is_overdue(progress: Progress, spec: WorkloadSpec, snapshot: Snapshot) -> bool:
-    """True if a job without progress must be raised now to keep its limit."""
+    """True if the weight of a job without progress must be raised now to keep ``max_starvation_s``."""
     if progress.starved_since_s is None or spec.max_starvation_s is None:
         return False
     return progress.starved_s(snapshot.at_s) + snapshot.period_s + SETTLE_S >= ACTS_AT * spec.max_starvation_s

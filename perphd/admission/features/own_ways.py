@@ -37,9 +37,9 @@ from perphd.domain.workload import Touch
 from rdt.layout import Infeasible
 
 SAMPLES: Final = 30
-"""Number of samples on target to remember; their least occupancy shows how many ways are enough."""
+"""Number of samples on target to remember; their lowest occupancy shows how many ways are enough."""
 FEWEST: Final = 5
-"""Least number of samples on target for a conclusion about how many ways are enough."""
+"""Minimum number of samples on target for a conclusion about how many ways are enough."""
 SHORT_TICKS: Final = 3
 """Number of consecutive samples short of cache, without further restriction of batch, that show a need."""
 
@@ -162,7 +162,7 @@ class _Tick:
         known = self.now.held.get((name, domain), ())
         return min(known) if len(known) >= FEWEST else None
 
-    # -- setting apart --------------------------------------------------------------------------------
+    # -- separating LRAs ------------------------------------------------------------------------------
 
     def _part(self, domain: int) -> None:
         here = [name for name, homes in self.homes.items() if domain in homes]
@@ -209,7 +209,7 @@ class _Tick:
         return min(left, default=self.host.min_cbm_bits)
 
     def _closids(self) -> int:
-        """Number of CLOSIDs available: all except the default group's and those of further batch masks."""
+        """CLOSIDs available: all except those of the default group, of further batch masks and of other domains."""
         count = self.host.llc_classes
         if count <= 0:
             return len(self.homes) + 1
@@ -217,7 +217,7 @@ class _Tick:
         taken = sum(len(pair.layout.masks) for pair in self.now.pairs)
         return max(1, count - 1 - max(0, len(others) - 1) - taken)
 
-    # -- what came of it ------------------------------------------------------------------------------
+    # -- review ---------------------------------------------------------------------------------------
 
     def _review(self, pair: Pair) -> None:
         names = [name for name, _ in pair.layout.masks]

@@ -24,7 +24,7 @@ from perphd.forecast.load import Expected, LoadForecast
 NO_FORECASTS = (LoadForecast(), LoadForecast(bin_s=load_forecast.DAY_BIN_S))
 """Forecasts over minutes, and over days."""
 LEAST_GAIN = 0.15
-"""Least gain in the chance of meeting the target that justifies a step."""
+"""Minimum gain in the chance of meeting the target that justifies a step."""
 
 
 def observe(states: tuple[LoadForecast, ...], load: Reading, now_s: float) -> tuple[LoadForecast, ...]:

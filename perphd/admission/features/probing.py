@@ -29,7 +29,7 @@ HOUR_S: Final = 3600.0
 ALIKE: Final = 0.95
 """Share of the present allocation's support above which another allocation would teach nothing new."""
 SAFE: Final = 0.6
-"""Least predicted chance of keeping the target for a step in either direction."""
+"""Minimum predicted chance of keeping the target for a step in either direction."""
 REMEMBERED: Final = 16
 """Maximum number of allocations whose last exploration is remembered."""
 SEEN: Final = 10
@@ -61,7 +61,7 @@ class Probing:
         return self.home if self.out == current else None
 
     def back(self) -> Probing:
-        """The state after returning."""
+        """The state after the return from a step up."""
         return Probing(self.steps_s, self.been)
 
     def made(self, now_s: float) -> int:

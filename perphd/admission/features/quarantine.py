@@ -82,7 +82,7 @@ def _only_memory(pending: Pending) -> bool:
 
 
 def cpu_rungs(lra: LraContext) -> tuple[Allocation, ...]:
-    """CPU protections from the gentlest to the strongest. Other resources stay as they are in force."""
+    """CPU protections from the gentlest to the strongest. Other resources keep the settings in force."""
     knobs, total, floor = lra.knobs(), lra.nothing.cpu.total_cores, lra.floor_cores()
     grants: list[CpuGrant] = []
     if knobs.batch_weight:
@@ -134,7 +134,7 @@ def descend(lra: LraContext, regretted: Sequence[Allocation]) -> Allocation | No
 
 
 def _is_above(a: CpuGrant, b: CpuGrant) -> bool:
-    """True if ``a`` protects more: exclusive before shared, then fewer batch cores, then less weight."""
+    """True if ``a`` protects more: exclusive before shared, then fewer batch cores, then lower batch weight."""
     if a.exclusive != b.exclusive:
         return a.exclusive
     if a.batch_cores != b.batch_cores:

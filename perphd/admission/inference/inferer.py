@@ -22,9 +22,9 @@ from perphd.domain.smt import SMT_SLOWER
 WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, lowest first. 100 is the kernel's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
-"""Largest number of core counts for batch that are tried. On large hosts, they are spaced geometrically."""
+"""Maximum number of core counts for batch that are tried. On large hosts, they are spaced geometrically."""
 LEAST_GAIN_SHARE, LEAST_SURE_SHARE = 0.05, 0.02
-"""Least relative gain of batch that justifies a reduction, and the same for one that almost certainly keeps the
+"""Minimum relative gain of batch that justifies a reduction, and the same for one that almost certainly keeps the
 target.
 """
 CONTENT_SHARE = 0.7
@@ -276,7 +276,7 @@ def cheaper(
         if gain_cores <= max(NEGLIGIBLE_CORES, share * has):
             continue
         if protects_no_more(here, there):
-            continue  # protects more in every way, so it is no reduction
+            continue  # protects no less in any way, so it is not a reduction
         if any(protects_no_more(there, a.cpu) for a in avoid):
             continue
         near = is_step(here, there, counts) or (keeps >= LIKELY and is_step(here, there, counts, stride))

@@ -35,7 +35,7 @@ def can_protect_mbw(host: HostView, batch: Sequence[WorkloadView]) -> bool:
 
 
 def cache_knobs(host: HostView, batch: Sequence[WorkloadView]) -> int:
-    """Number of resources, of cache and bandwidth, in which batch can be restricted now: 0 to 2."""
+    """In how many of the two resources cache and bandwidth batch can be restricted now: 0 to 2."""
     return can_protect_llc(host, batch) + can_protect_mbw(host, batch)
 
 

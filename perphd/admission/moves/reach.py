@@ -1,7 +1,7 @@
 """Handles a target that is out of reach: holds the cheapest of the best settings, and seldom tries others.
 
 Problem: if no restriction of batch brings an LRA back to its target, trial and error never ends, and every try disturbs
-the LRA. Approach: count the changes that brought the LRA no nearer to its target. After a handful, restore the best
+the LRA. Approach: count the changes that brought the LRA no nearer to its target. After ``HANDFUL``, restore the best
 setting tried, or a cheaper one that is nearly as good, and change nothing until the next attempt. Each attempt may fail
 once, and the pauses between attempts double. A change that gave the LRA its best result of the episode does
 not count, because more may follow, as with cache ways that help one step at a time.
@@ -36,7 +36,7 @@ from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Exploration
 
 HANDFUL: Final = 5
-"""Number of settings without improvement after which perphd settles. Returns to earlier settings count as well.
+"""Number of settings without improvement after which perphd holds the best. Returns to earlier settings count as well.
 
 Five settings are enough to try and revert two instruments, and to leave a third in force.
 """
@@ -47,9 +47,9 @@ SURELY: Final = 2.5
 FEW: Final = 6.0
 """Correction of the scatter of n samples, as a factor 1 + FEW / n."""
 MOST_PER_MINUTE: Final = 7
-"""Maximum number of changes in the first minute while the target is missed, not counting the one that settles."""
+"""Maximum number of changes in the first minute while the target is missed, besides the one to the held setting."""
 MOST_LATER: Final = 5
-"""Maximum number of changes in ten minutes after the first minute, not counting the one that settles."""
+"""Maximum number of changes in ten minutes after the first minute, besides the one to the held setting."""
 MINUTE_S: Final = 60.0
 LONG_S: Final = 600.0
 LOOK_AGAIN_S: Final = 600.0
@@ -85,7 +85,7 @@ class Tried:
 
     @property
     def score(self) -> float:
-        """Geometric mean of its scores."""
+        """Geometric mean of the scores under this allocation."""
         return math.exp(self.log_score)
 
 
@@ -102,12 +102,11 @@ class Instruments:
 class Reach:
     """State of an episode.
 
-    ``failed``: settings abandoned without an improvement. ``changed_s``: times of changes in the last ten
-    minutes.
-    ``began_s``: time of the first change. ``last``: allocation of the last sample. ``settled_until_s``: end of holding
-    the setting; None: not held. ``looking_since_s``: start of the present attempt. ``looks``: failed attempts.
-    ``kept_since_s``: time since which the target has been met. ``instruments``: available knobs. ``anew_s``:
-    time of the last restart because a setting had met the target.
+    ``tried``: results by setting. ``failed``: number of settings abandoned without an improvement. ``changed_s``: times
+    of changes in the last ten minutes. ``began_s``: time of the first change. ``last``: allocation of the last sample.
+    ``settled_until_s``: end of holding the setting; None: not held. ``looking_since_s``: start of the present attempt.
+    ``looks``: number of failed attempts. ``kept_since_s``: time since which the target has been met. ``instruments``:
+    available knobs. ``anew_s``: time of the last restart because a setting had met the target.
     """
 
     tried: tuple[Tried, ...] = ()
@@ -276,7 +275,7 @@ def changed_enough(began_s: float | None, changed_s: Sequence[float], now_s: flo
 
 
 def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
-    """Reason why an exploration is not allowed; empty if it is, or if the move is no exploration.
+    """Reason why an exploration is not allowed; empty if it is, or if the move is not an exploration.
 
     A setting predicted to be worse is tried only if all exploration is allowed.
     """

@@ -48,8 +48,8 @@ AS_GOOD = 0.97
 class Move:
     """A decision about one LRA before it is recorded.
 
-    ``cooldown``: an allocation that was not enough. ``unproven``, ``home``: see ``outcomes.Pending``. ``to_best``: see
-    ``Decision``.
+    ``cooldown``: an allocation that was not enough and enters a cooldown. ``unproven``, ``home``: see
+    ``outcomes.Pending``. ``to_best``: see ``Decision``.
     """
 
     action: Action
@@ -276,11 +276,11 @@ def _by_siblings(lra: LraContext) -> float:
 def _fits(lra: LraContext, item: Assessed, near: bool, assessed: Sequence[Assessed]) -> bool:
     """True if the step suits the distance to the target.
 
-    Far from the target, this is fast relief; near the target, a safe step or a single one.
+    Far from the target, only fast relief suits. Near the target, an almost certain step or a step of one unit suits.
     """
     here, there = lra.current, item.allocation
     if not near:
-        # For fast relief, batch gets its least weight on any cores. Excess protection is given back later.
+        # A CPU step must relieve fast: exclusive cores, or the idle class for batch. Excess is given back later.
         weak = there.cpu.exclusive or there.cpu.batch_weight is IDLE or there.cpu == here.cpu
         return weak or not lra.knobs().batch_weight
     if inferer.chance(item.prediction, 1.0, lra.settings.confidence_z) >= SURE:

@@ -24,7 +24,7 @@ from perphd.domain.reading import Reading, available
 LEAST_SAMPLES: Final = 6
 """Number of clean samples from which an allocation counts as measured."""
 SURELY: Final = 1.5
-"""Number of standard errors by which the mean of its samples must exceed the target."""
+"""Number of standard errors by which the mean score under an allocation must exceed the target."""
 LASTS_S: Final = 600.0
 """Seconds after an allocation last kept the target until it is forgotten, because programs and their data change."""
 MOST: Final = 8

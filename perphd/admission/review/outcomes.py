@@ -29,7 +29,7 @@ _CLEAR = 1.0
 _CLEAR_SIGMA = 1.5
 """Number of standard errors below target from which a score under ``WORSE_RATIO`` decides early."""
 FEW = 3
-"""Least number of samples that prove a lasting shortfall."""
+"""Minimum number of samples that prove a lasting shortfall."""
 SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
 """OFTEN of OFTEN_OF samples below SLIGHTLY times the target are too many, whatever their mean."""
 _AMPLE = 0.05
@@ -43,7 +43,7 @@ _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
 REGRET_SLOWS: Final = 2.0
-"""Increase of the wait before the next reduction for each allocation in cooldown, as a multiple of the wait."""
+"""Increase in the wait before the next reduction for each allocation in cooldown, as a multiple of the wait."""
 _MOST_REGRETS = 16
 FREE: Final = 4
 """Number of harmful reductions after which apparent slack is doubted, because each try costs the LRA performance."""
@@ -244,9 +244,9 @@ ANYWHERE: Final = Setting()
 
 @dataclass(frozen=True, slots=True)
 class Cooldown:
-    """A failed allocation: nothing that protects no more is tried until ``until_s`` under a similar ``setting``.
+    """A failed allocation, which is not tried again until ``until_s`` under a similar ``setting``.
 
-    Until ``firm_until_s`` it also applies at lower load and beside other batch, because bursts repeat.
+    Until ``firm_until_s``, the cooldown also applies at lower load and beside other batch, because bursts repeat.
     """
 
     allocation: Allocation

@@ -1,4 +1,4 @@
-"""Features of a job: single facts and pairs of facts, as text that is equal for similar jobs."""
+"""Features of a job: individual facts and pairs of facts, as text that is equal for similar jobs."""
 
 from __future__ import annotations
 

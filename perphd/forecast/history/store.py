@@ -34,7 +34,7 @@ from perphd.forecast.history.features import JobDescription, feature_values
 
 FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
-"""Number of scored estimates that an expert needs to compete. If none has as many, that with most samples is used."""
+"""Number of scored jobs that an expert needs to compete. If none has as many, the one with most samples is used."""
 NEAR: Final = 1.15
 """Factor within which experts' errors count as equal; among these, the one with the newest job acts. Thus an
 expert that was good long ago gives way to newer ones.
@@ -136,7 +136,7 @@ class JobHistory:
         )
 
     def prune(self, most: int) -> int:
-        """Delete the least recently used rows until ``most`` are left. Returns the number deleted."""
+        """Delete the rows whose latest job is oldest until ``most`` are left. Returns the number deleted."""
         over = len(self) - most
         if over <= 0:
             return 0
@@ -243,7 +243,7 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class _Expert:
-    """A feature value with its best estimator and that estimator's error; None: it does not compete yet."""
+    """A feature value with its best estimator and that estimator's error; error None: it does not compete yet."""
 
     feature: str
     samples: int

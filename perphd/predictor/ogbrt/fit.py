@@ -34,7 +34,7 @@ class FitSettings:
         depth: levels of a tree; it has at most 2**depth leaves.
         rate: shrinkage of every stage.
         bins: histogram bins per feature.
-        min_weight: least sum of weights in a leaf, above 0.
+        min_weight: minimum sum of weights in a leaf, above 0.
         l2: penalty on leaf values.
         subsample: share of the rows used by each stage.
         huber_sds: robust standard deviations at which residuals are clipped; 0: no clipping.

@@ -1,9 +1,9 @@
 """Rebuilding the trees' structure from remembered samples: the worker's job, and the trial that decides.
 
 Splits are frozen while leaves learn, so after a change thresholds may be in the wrong places. A rebuild
-trains new trees on the reservoir. Samples from before the last change are labelled with the model's present
-prediction plus its error when the sample was taken. Later samples keep their measured values, with weights that
-decay with age. The result (the challenger) learns beside the model (the champion) from the same live samples, and
+trains new trees on the reservoir. Every sample is labelled with the model's present prediction plus its error when
+the sample was taken. Samples from before the last change have a low weight, and the weights of later samples decay
+with age. The result (the challenger) learns beside the model (the champion) from the same live samples, and
 replaces it only if it predicts them better.
 """
 

@@ -38,7 +38,7 @@ class Trees:
 
     Attributes:
         features: names of the columns of x, in order.
-        monotone: per feature +1 (F must not fall as it grows), -1 (must not rise) or 0 (free).
+        monotone: per feature +1 (the prediction must not fall as it grows), -1 (must not rise) or 0 (free).
         base: the constant part, in the units of the target.
         node_start: (T+1,) index at which each tree's nodes begin; a tree that is a single leaf has no nodes.
         leaf_start: (T+1,) index at which each tree's leaves begin.

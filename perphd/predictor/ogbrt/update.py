@@ -40,7 +40,7 @@ class UpdateSettings:
     Attributes:
         gain_walk_var: q, variance added to the gain per sample (log units squared).
         gain_noise: sqrt(R) in multiples of one sample's noise.
-        gain_drift_var: least variance of the gain right after an alarm.
+        gain_drift_var: minimum variance of the gain right after an alarm.
         leaf_rate: part of an error that 100 trees together correct at count 1. With many samples the count is
             1 / (1 - gamma), so the trees correct 0.3 of it. Twice the rate, or a gain that changes faster, hardly
             adapts sooner, because counts are low after an alarm anyway. It also attributes one sample's noise to

@@ -1,5 +1,4 @@
-"""Warm starts: results of deliberately exploring an application's allocations, trained offline and kept in a
-file.
+"""Warm starts: models trained offline from a deliberate exploration of an application's allocations, kept in files.
 
 Pure values and numpy; only the worker process (``worker``) imports LightGBM. ``perphd.agent.profiling`` does the
 exploring.

@@ -25,7 +25,7 @@ _LONG = 1 << 22
 _TEXTS = 256
 LEAST_R2: Final = 0.9
 MOST_MAPE: Final = 0.2
-"""Least R2 and greatest mean relative error on held-out samples with which a profile serves as a warm start."""
+"""Minimum R2 and maximum mean relative error on held-out samples with which a profile serves as a warm start."""
 
 
 class FileError(PerphError):

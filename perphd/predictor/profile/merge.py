@@ -24,7 +24,7 @@ from perphd.predictor.profile.training import Trained, metrics_of, train
 MARGIN: Final = 1.05
 """Largest ratio of the merged trees' error to the champion's on a host's held-out samples."""
 HELD_OUT: Final = 5
-"""One row in this many is held out of each host."""
+"""One in this many rows of each host is held out."""
 
 Trainer: TypeAlias = Callable[..., Trained]
 

@@ -124,9 +124,7 @@ def _load_lightgbm() -> Any:
 
 
 FEW_ROWS: Final = 80
-"""Below this number of rows a leaf may hold two rows instead of four, because four would flatten a curve of
-25 points.
-"""
+"""Number of rows below which a leaf needs only two rows instead of four; four would flatten a curve of 25 points."""
 
 
 def _parameters(monotone: Sequence[int], seed: int, rows: int) -> dict[str, Any]:

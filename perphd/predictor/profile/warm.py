@@ -7,8 +7,8 @@ even sample of enforceable allocations:
     correction(a) = log f(CPU time predicted by physics under a, cache that a leaves it) - log(predicted work)
 
 A profile describes the application alone. It does not include memory bandwidth taken by neighbours, which is
-left to live samples. Ways that batch may also use are assumed to be shared in halves, in proportion to
-batch's load.
+left to live samples. Batch is assumed to take part of the ways that both may use, in proportion to its load and up
+to one half.
 """
 
 from __future__ import annotations

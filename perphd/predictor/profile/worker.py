@@ -1,4 +1,4 @@
-"""Train in a separate niced process, because LightGBM takes 45 MiB and occupies a CPU for a while.
+"""Trains in a separate niced process, because LightGBM takes 45 MiB and occupies a CPU for a while.
 
 ``python -m perphd.predictor.profile.worker`` reads a job as JSON from standard input and writes the result as JSON to
 standard output; ``train_apart`` starts it and waits.
