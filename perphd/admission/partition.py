@@ -1,9 +1,9 @@
 """Core counts of several LRAs: the number that each needs, and the division if they want more than there are.
 
 Pure. An LRA's needs follow from experience where it applies: fewer cores under no less demand are no better than a
-number that was too few, and more cores under no more demand are no worse than a number that was enough.
-Otherwise the estimate follows from how busy its cores would be: an open loop's delay hardly grows until they
-are half busy, and explodes soon after.
+number that was too few, and more cores under no more demand are no worse than a number that was enough. Elsewhere they
+follow from a band of the score: the model's prediction (``partition_model``), whose prior is the queue estimate here:
+an open loop's delay hardly grows until its cores are half busy, and explodes soon after.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from perphd.domain.backoff import doubled_s
+from perphd.domain.policy import Band
 from perphd.domain.smt import thread_speed
 
 KNEE_BUSY: Final = 0.60
@@ -22,8 +24,12 @@ KNEE_BUSY: Final = 0.60
 For few CPUs, it is less by ``KNEE_FEW`` / CPUs.
 """
 KNEE_FEW: Final = 0.3
+KNEE_SD: Final = 0.103
+"""Standard deviation (busy share) of that point."""
 KNEE_WIDTH: Final = 0.06
-"""Width (busy share) of the logistic estimate."""
+"""Least distance (busy share) of that point from cores seen on target, or below it."""
+SPARE_BUSY: Final = 0.024
+"""Busy share below that point from which cores count as idle."""
 SAME_DEMAND: Final = 1.05
 """Factor within which demands count as equal."""
 LESS_DEMAND: Final = 1.15
@@ -44,8 +50,11 @@ KNOWN, NEVER = 0.95, 0.03
 LEAST_GAIN: Final = 1.10
 """Factor by which the worst score must improve before cores move between LRAs that lack cores."""
 STEEP: Final = 6.0
+"""Fall of the estimated score of an unknown service, in log units per busy share."""
 LEAST_SCORE, MOST_SCORE = 0.05, 1.3
-"""Slope (log units per busy share) and bounds of an estimated score."""
+"""Bounds of that score."""
+MOST_RATIO: Final = 10.0
+"""Upper bound of every other score."""
 BURSTS: Final = 2.0
 """Assumed (1 + cv^2) / 2 of arrivals and service times; the archetypes have 1.8 to 8."""
 MOST_SEEN: Final = 24
@@ -85,18 +94,38 @@ class Anchor:
     service_share: float
 
 
-def predicted(anchor: Anchor, cores: int, demand: float, threads_per_core: int) -> tuple[float, float]:
-    """Score with ``cores`` cores, and its uncertainty (sd of its logarithm), from an M/M/c queue with bursts.
+def queue_estimate(
+    seen: Sequence[Seen],
+    cores: int,
+    demand: float,
+    threads_per_core: int,
+    now_s: float,
+    anchor: Anchor | None = None,
+) -> Band:
+    """The score with ``cores`` cores from queueing and SMT alone, without a model; its ``support`` is 0.
+
+    With an anchor it comes from an M/M/c queue with bursts, else from how busy the cores would be: the score falls by a
+    factor of e per ``1 / STEEP`` of busy share, and the uncertainty is that of the knee.
+    """
+    busy = busy_share(demand, cores, threads_per_core)
+    least = LEAST_SCORE / max(busy, 1.0)  # even far from enough, more cores are slightly better
+    if anchor is not None:
+        growth = _growth(anchor, busy, cores, threads_per_core)
+        score = anchor.score / growth / max(busy / 0.97, 1.0) ** 20
+        return Band(min(max(score, least), MOST_RATIO), 0.1 + 0.5 * abs(math.log(growth)), 0.0)
+    over = busy - _knee([s for s in seen if s.until_s > now_s], cores, threads_per_core)
+    return Band(max(math.exp(-STEEP * over), least), STEEP * KNEE_SD, 0.0)
+
+
+def _growth(anchor: Anchor, busy: float, cores: int, threads_per_core: int) -> float:
+    """Delay with these cores over the anchor's.
 
     Waiting for a CPU follows Sakasegawa's approximation (1977), as the 95th percentile of an exponential tail. A
     request's CPU time grows as SMT siblings get busy.
     """
-    busy = busy_share(demand, cores, threads_per_core)
     more_cpu = _speed(anchor.busy, threads_per_core) / _speed(busy, threads_per_core) - 1.0
     more_wait = _wait(busy, cores * threads_per_core) - _wait(anchor.busy, anchor.cores * threads_per_core)
-    growth = max(1.0 + anchor.service_share * (more_cpu + more_wait), 0.5)
-    score = anchor.score / growth / max(busy / 0.97, 1.0) ** 20
-    return min(max(score, LEAST_SCORE / max(busy, 1.0)), 10.0), 0.1 + 0.5 * abs(math.log(growth))
+    return max(1.0 + anchor.service_share * (more_cpu + more_wait), 0.5)
 
 
 def _wait(busy: float, cpus: int) -> float:
@@ -110,6 +139,7 @@ def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> 
     return usage_cpus * _speed(busy_share, threads_per_core)
 
 
+@lru_cache(maxsize=4096)
 def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
     """Busy share of these cores' CPUs under a demand, with SMT interference; above 1 means overload."""
     cpus = cores * threads_per_core
@@ -124,33 +154,22 @@ def _speed(busy: float, threads_per_core: int) -> float:
     return thread_speed(busy) if threads_per_core > 1 else 1.0
 
 
-def chance(
-    seen: Sequence[Seen],
-    cores: int,
-    demand: float,
-    threads_per_core: int,
-    now_s: float,
-    anchor: Anchor | None = None,
-) -> float:
-    """Probability that ``cores`` suffice for this demand.
+def is_idle(cores: int, demand: float, threads_per_core: int) -> bool:
+    """True if this demand would not keep this number of cores busy."""
+    return busy_share(demand, cores, threads_per_core) <= _knee((), cores, threads_per_core) - SPARE_BUSY
 
-    It comes from experience, else from the queue model and ``anchor``, else from how busy the cores would be.
-    """
-    alive = [s for s in seen if s.until_s > now_s]
-    bad = [s for s in alive if not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand]
-    if bad:
+
+def chance(seen: Sequence[Seen], cores: int, demand: float, now_s: float, band: Band) -> float:
+    """Probability that ``cores`` suffice for this demand: from experience, else from ``band``, the score expected."""
+    failed = [s for s in seen if not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand]
+    if any(s.until_s > now_s for s in failed):
         return NEVER
-    if any(s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in alive):
+    good = (s for s in seen if s.good and s.until_s > now_s)
+    if any(cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in good):
         return KNOWN
-    if anchor is not None:
-        score, sd = predicted(anchor, cores, demand, threads_per_core)
-        guess = 0.5 * (1.0 + math.erf(math.log(score) / (sd * math.sqrt(2.0))))
-        if any(not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand for s in seen):
-            guess *= FAILED_BEFORE  # may be tried again, at reduced odds
-        return min(max(guess, NEVER), KNOWN)
-    busy = busy_share(demand, cores, threads_per_core)
-    knee = _knee(alive, cores, threads_per_core)
-    guess = 1.0 / (1.0 + math.exp(min((busy - knee) / KNEE_WIDTH, 50.0)))
+    guess = 0.5 * (1.0 + math.erf(math.log(band.value) / (max(band.sd, 1e-3) * math.sqrt(2.0))))
+    if failed:
+        guess *= FAILED_BEFORE  # may be tried again, at reduced odds
     return min(max(guess, NEVER), KNOWN)
 
 
@@ -169,26 +188,12 @@ def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:
     return knee
 
 
-def expected(
-    seen: Sequence[Seen],
-    cores: int,
-    demand: float,
-    threads_per_core: int,
-    now_s: float,
-    anchor: Anchor | None = None,
-) -> float:
-    """Expected score with these cores, from experience, else extrapolated.
-
-    Beyond experience, the score falls by a factor of e per ``1 / STEEP`` of busy share.
-    """
-    alive = [s for s in seen if s.until_s > now_s]
-    busy = busy_share(demand, cores, threads_per_core)
-    over = busy - _knee(alive, cores, threads_per_core)
-    # Even far from enough, more cores are slightly better.
-    score = min(max(math.exp(-STEEP * over), LEAST_SCORE / max(busy, 1.0)), MOST_SCORE)
-    if anchor is not None:
-        score, _ = predicted(anchor, cores, demand, threads_per_core)
-    for s in alive:
+def expected(seen: Sequence[Seen], cores: int, demand: float, now_s: float, band: Band) -> float:
+    """Expected score with these cores: that of ``band``, within what experience allows."""
+    score = band.value
+    for s in seen:
+        if s.until_s <= now_s:
+            continue
         if s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND:
             score = max(score, s.score)
         elif not s.good and cores <= s.cores and demand * SAME_DEMAND >= s.demand:

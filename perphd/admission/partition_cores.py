@@ -1,20 +1,23 @@
 """Cores for several LRAs in one tick: their value to each LRA, the cores to spare, and the division. Pure.
 
-``partition`` values a number of cores; ``placement`` selects the cores. Batch gets whatever the LRAs do not need, at
-least its floor. If its floor exceeds the rest, batch may run in the idle class on LRAs' cores instead.
+``partition_model`` and ``partition`` value a number of cores; ``placement`` selects the cores. Batch gets whatever the
+LRAs do not need, at least its floor. If its floor exceeds the rest, batch may run in the idle class on LRAs' cores
+instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.member import Look, Member
 from perphd.admission.partition import Claim
-from perphd.admission.settings import PolicySettings
+from perphd.admission.partition_model import CoreModels, likeness, with_prior
 from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
+from perphd.domain.decision import Prediction
+from perphd.domain.policy import Band
 from perphd.domain.reading import available
 
 MODEST: Final = 0.3
@@ -32,13 +35,22 @@ def worth_a_trial(batch_cores: int) -> float:
     return max(MODEST, odds / (1.0 + odds))
 
 
+@dataclass(slots=True)
+class _Valued:
+    """Expected scores and chances of an LRA with 1, 2, ... own cores, as far as they were needed in this tick."""
+
+    member: Member
+    bands: list[Band] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedCores:
     """The cores to divide, and the claims on them.
 
     ``total``: usable cores, with ``threads`` hardware threads each. ``floor``: cores guaranteed to batch. ``lras``:
     number of LRAs that get cores. ``has_batch``: batch is present. ``can_lend``: batch can run in the idle class on
-    LRAs' cores.
+    LRAs' cores. ``models``: the LRAs' models; None: queue estimates alone.
     """
 
     total: int
@@ -48,6 +60,8 @@ class SharedCores:
     has_batch: bool
     can_lend: bool
     now_s: float
+    models: CoreModels | None = None
+    _valued: dict[str, _Valued] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def for_lras(self) -> int:
@@ -59,17 +73,55 @@ class SharedCores:
         """Maximum number of cores of one LRA that leaves one core for each of the others."""
         return max(1, self.for_lras - self.lras + 1)
 
-    def chance(self, member: Member, cores: int) -> float:
-        """Probability that this LRA meets its target with a number of cores."""
+    def chance_of(self, look: Look, member: Member, cores: int) -> float:
+        """Probability that this LRA meets its target with a number of own cores; never less with more cores.
+
+        From experience with such a division, else from ``band_of``.
+        """
         if member.demand is None:
             return partition.NEVER if cores < member.cores else partition.KNOWN
-        return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
+        chances = self._values(look, member).chances
+        while len(chances) < cores:
+            count = len(chances) + 1
+            band = self.band_of(look, member, count)
+            found = partition.chance(member.seen, count, member.demand, self.now_s, band)
+            chances.append(max(found, chances[-1]) if chances else found)
+        return chances[cores - 1]
+
+    def chance_by_queue(self, member: Member, cores: int) -> float:
+        """The same without the model: what its own load on its own cores explains, and not what its neighbours do."""
+        if member.demand is None:
+            return partition.KNOWN
+        prior = self._prior(member, cores)
+        return partition.chance(member.seen, cores, member.demand, self.now_s, prior)
+
+    def band_of(self, look: Look, member: Member, cores: int) -> Band:
+        """The score expected with a number of own cores: the model's prediction, with the queue estimate as prior."""
+        bands = self._values(look, member).bands
+        while len(bands) < cores:
+            bands.append(self._band(look, member, len(bands) + 1))
+        return bands[cores - 1]
+
+    def _band(self, look: Look, member: Member, cores: int) -> Band:
+        prior = self._prior(member, cores)
+        if self.models is None:
+            return prior
+        alike = likeness(partition.busy_share(member.demand or 0.0, cores, self.threads), member.busy)
+        return with_prior(self.models.curve(look, member.cores).at(cores), prior, alike)
+
+    def _prior(self, member: Member, cores: int) -> Band:
+        demand = member.demand or 0.0
+        return partition.queue_estimate(member.seen, cores, demand, self.threads, self.now_s, member.anchor)
+
+    def _values(self, look: Look, member: Member) -> _Valued:
+        known = self._valued.get(look.name)
+        if known is None or known.member is not member:
+            known = self._valued[look.name] = _Valued(member)
+        return known
 
     def is_idle(self, member: Member, cores: int) -> bool:
         """True if its demand would not keep this number of cores busy."""
-        if member.demand is None:
-            return False
-        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= LIKELY
+        return member.demand is not None and partition.is_idle(cores, member.demand, self.threads)
 
     def needed(self, member: Member) -> int:
         """Fewest cores that are probably enough by demand alone, ignoring experience.
@@ -80,23 +132,21 @@ class SharedCores:
             return max(1, member.cores)
         return next((n for n in range(1, self.most) if self.is_idle(member, n)), self.most)
 
-    def fewest(self, member: Member, wanted: float, least: int = 1) -> int:
+    def fewest(self, look: Look, member: Member, wanted: float, least: int = 1) -> int:
         """Fewest cores with at least this chance of meeting the target; the maximum if no number has it."""
         for cores in range(max(1, least), self.most):
-            if self.chance(member, cores) >= wanted:
+            if self.chance_of(look, member, cores) >= wanted:
                 return cores
         return self.most
 
-    def spared(
-        self, member: Member, settings: PolicySettings, *, needed: bool, batch_cores: int
-    ) -> tuple[int, str]:
+    def spared(self, look: Look, member: Member, *, needed: bool, batch_cores: int) -> tuple[int, str]:
         """The cores that an LRA should have: fewer if that is almost certain or worth a trial, else its present number.
 
         Returns the number and a reason, which is empty if there is nothing to explain.
 
         Args:
-            member: the LRA, on target.
-            settings: the settings for it.
+            look: the LRA now, on target.
+            member: its state.
             needed: True if an LRA that is short, and can get no cores from batch, waits for spare cores.
             batch_cores: batch's present number of cores.
         """
@@ -104,13 +154,13 @@ class SharedCores:
             return member.cores, ""
         if member.cores == 1 or len(member.scores) < 2:
             return member.cores, ""
-        calm_s = self.now_s - member.calm_since_s
-        sure = self.fewest(member, SURE)
+        settings, calm_s = look.settings, self.now_s - member.calm_since_s
+        sure = self.fewest(look, member, SURE)
         if sure < member.cores:
             if calm_s < settings.shrink_sure_after_s:
                 return member.cores, "more than enough; waiting before giving back cores"
             return sure, f"{sure} cores are almost certain to be enough"
-        guess = self.chance(member, member.cores - 1)
+        guess = self.chance_of(look, member, member.cores - 1)
         if guess < (BOLD if needed else worth_a_trial(batch_cores)):
             return member.cores, "just enough: with one core less the LRA would probably miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
@@ -118,18 +168,26 @@ class SharedCores:
             return member.cores, "perhaps more than enough; waiting before giving back a core"
         return member.cores - 1, f"one core less is enough with a chance of {guess:.0%}"
 
-    def expected(self, member: Member, cores: int) -> float:
+    def score_of(self, look: Look, member: Member, cores: int) -> float:
         """The score with ``cores`` cores: measured for the present number, else expected."""
         if cores == member.cores and member.scores:
             return member.level
         if member.demand is None:
             return 1.0 if cores >= member.cores else 0.5
-        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
+        band = self.band_of(look, member, cores)
+        score = partition.expected(member.seen, cores, member.demand, self.now_s, band)
+        if member.anchor is None and not band.support:
+            score = min(score, partition.MOST_SCORE)
         if member.scores and cores < member.cores:
             score = min(score, member.level)
-        elif score < 1.0 and self.chance(member, cores) >= LIKELY:
+        elif score < 1.0 and self.chance_of(look, member, cores) >= LIKELY:
             score = 1.0
         return score
+
+    def predictions(self, look: Look, counts: Sequence[int]) -> tuple[Prediction | None, ...]:
+        """What the LRA's model itself predicts for these numbers of own cores; None while it cannot."""
+        answers = self.models.ask(look, counts) if self.models is not None else ()
+        return tuple(answer.prediction for answer in answers) or (None,) * len(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +256,7 @@ def _claims(
     most, found = cores.most, []
     for name, look in looks.items():
         member = members[name]
-        scores = [cores.expected(member, n) for n in range(1, most + 1)]
+        scores = [cores.score_of(look, member, n) for n in range(1, most + 1)]
         if not available(look.score) or member.demand is None:
             # If performance is unknown, the LRA keeps its cores.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from perphd.admission.partition import (
     chance,
     expected,
     note,
+    queue_estimate,
     share_out,
     worst,
 )
@@ -119,32 +122,51 @@ SEEN = st.lists(
 def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
     seen: list[Seen], demand: float, cores: int
 ) -> None:
-    found = chance(seen, cores, demand, 2, 0.0)
+    prior = queue_estimate(seen, cores, demand, 2, 0.0)
+    found = chance(seen, cores, demand, 0.0, prior)
     assert partition.NEVER <= found <= partition.KNOWN
-    assert math.isfinite(expected(seen, cores, demand, 2, 0.0))
+    assert math.isfinite(expected(seen, cores, demand, 0.0, prior))
+
+
+@given(
+    SEEN,
+    st.floats(0.1, 24.0),
+    st.none()
+    | st.builds(Anchor, st.floats(1.0, 4.0), st.floats(0.05, 0.97), st.integers(1, 12), st.floats(0.0, 1.0)),
+)
+def test_the_queue_estimate_never_falls_with_more_cores(
+    seen: list[Seen], demand: float, anchor: Anchor | None
+) -> None:
+    scores = [queue_estimate(seen, cores, demand, 2, 0.0, anchor).value for cores in range(1, 25)]
+    assert all(more >= less * (1.0 - 1e-9) for less, more in pairwise(scores))
+
+
+def known(
+    seen: Sequence[Seen], cores: int, demand: float, now_s: float, anchor: Anchor | None = None
+) -> float:
+    """Chance by experience and queueing."""
+    return chance(seen, cores, demand, now_s, queue_estimate(seen, cores, demand, 2, now_s, anchor))
 
 
 def test_experience_is_believed_as_far_as_it_reaches() -> None:
     seen = note((), Seen(3, 2.0, 0.7, 0.0, times=1), 0.0, 60.0)
-    assert chance(seen, 3, 2.0, 2, 1.0) == partition.NEVER
-    assert chance(seen, 2, 2.5, 2, 1.0) == partition.NEVER
-    assert chance(seen, 4, 1.5, 2, 1.0) > partition.NEVER
-    assert chance(seen, 3, 2.0, 2, 61.0) > partition.NEVER  # for a while only
+    assert known(seen, 3, 2.0, 1.0) == partition.NEVER
+    assert known(seen, 2, 2.5, 1.0) == partition.NEVER
+    assert known(seen, 4, 1.5, 1.0) > partition.NEVER
+    assert known(seen, 3, 2.0, 61.0) > partition.NEVER  # for a while only
     seen = note(seen, Seen(4, 2.0, 1.2, 400.0), 2.0, 60.0)
-    assert chance(seen, 4, 2.0, 2, 3.0) == partition.KNOWN
-    assert chance(seen, 5, 1.9, 2, 3.0) == partition.KNOWN
-    assert expected(seen, 3, 2.0, 2, 3.0) <= 0.7
+    assert known(seen, 4, 2.0, 3.0) == partition.KNOWN
+    assert known(seen, 5, 1.9, 3.0) == partition.KNOWN
+    assert expected(seen, 3, 2.0, 3.0, queue_estimate(seen, 3, 2.0, 2, 3.0)) <= 0.7
 
 
 def test_what_failed_before_has_half_the_chance_when_it_may_be_tried_again() -> None:
     anchor = Anchor(1.5, 0.4, 4, 0.5)
-    plain = chance((), 3, 3.0, 2, 100.0, anchor)
+    plain = known((), 3, 3.0, 100.0, anchor)
     failed = Seen(3, 3.0, 0.9, until_s=60.0, times=1)
-    assert chance((failed,), 3, 3.0, 2, 50.0, anchor) == NEVER
-    assert chance((failed,), 3, 3.0, 2, 100.0, anchor) == pytest.approx(max(0.5 * plain, NEVER))
-    assert chance((failed,), 3, 2.5, 2, 100.0, anchor) == chance(
-        (), 3, 2.5, 2, 100.0, anchor
-    )  # less is asked
+    assert known((failed,), 3, 3.0, 50.0, anchor) == NEVER
+    assert known((failed,), 3, 3.0, 100.0, anchor) == pytest.approx(max(0.5 * plain, NEVER))
+    assert known((failed,), 3, 2.5, 100.0, anchor) == known((), 3, 2.5, 100.0, anchor)  # less is asked
 
 
 def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
@@ -164,8 +186,8 @@ def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
 def test_a_failure_that_cost_much_is_believed_for_as_long_as_that_justifies() -> None:
     failed = Seen(3, 2.0, 0.7, 0.0, times=1)
     seen = note((), failed, 0.0, 60.0, least_s=6000.0)
-    assert chance(seen, 3, 2.0, 2, 5999.0) == NEVER
-    assert chance(seen, 3, 1.7, 2, 10.0) > NEVER  # less is asked
+    assert known(seen, 3, 2.0, 5999.0) == NEVER
+    assert known(seen, 3, 1.7, 10.0) > NEVER  # less is asked
     # A cheaper failure does not shorten that.
     assert note(seen, failed, 1000.0, 60.0, least_s=30.0)[-1].until_s == 6000.0
     assert note((), failed, 0.0, 60.0, least_s=30.0)[-1].until_s == 60.0
