@@ -272,8 +272,11 @@ def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
 
 
 def _busy(member: Member, threads_per_core: int) -> tuple[float, ...]:
-    """The busy shares at which it was measured, with the present one instead of others close to it."""
-    if member.demand is None:
+    """The busy shares at which it was measured, with the present one instead of others close to it.
+
+    A place with few samples does not count, because there the model repeats what it learned nearby.
+    """
+    if member.demand is None or len(member.scores) < PATIENT:
         return member.busy
     now = partition.busy_share(member.demand, member.cores, threads_per_core)
     apart = [each for each in member.busy if abs(each - now) >= APART_BUSY]

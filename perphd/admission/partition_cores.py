@@ -106,7 +106,9 @@ class SharedCores:
         prior = self._prior(member, cores)
         if self.models is None:
             return prior
-        alike = likeness(partition.busy_share(member.demand or 0.0, cores, self.threads), member.busy)
+        alike = 1.0  # until it has own cores, only the model's support tells how much it knows of them
+        if member.cores:
+            alike = likeness(partition.busy_share(member.demand or 0.0, cores, self.threads), member.busy)
         return with_prior(self.models.curve(look, member.cores).at(cores), prior, alike)
 
     def _prior(self, member: Member, cores: int) -> Band:

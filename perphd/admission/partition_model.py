@@ -122,9 +122,9 @@ class CoreModels:
 
 
 def likeness(busy: float, seen: Sequence[float]) -> float:
-    """Relevance (0 to 1) of samples taken at the busy shares ``seen``; 1 if none was taken on own cores."""
+    """Relevance (0 to 1) of samples taken at the busy shares ``seen``; 0 if there are none."""
     if not seen:
-        return 1.0
+        return 0.0
     return math.exp(-0.5 * (min(abs(busy - each) for each in seen) / REACH_BUSY) ** 2)
 
 

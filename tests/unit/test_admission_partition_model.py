@@ -113,7 +113,7 @@ def test_work_that_is_predicted_to_miss_its_target_counts_beside_the_delay() -> 
 
 
 def test_samples_count_where_own_cores_are_as_busy() -> None:
-    assert likeness(0.5, ()) == 1.0  # nothing is known about where they were taken
+    assert likeness(0.5, ()) == 0.0
     assert likeness(0.5, (0.2, 0.5)) == 1.0
     assert likeness(0.75, (0.2, 0.5)) < 0.01
     told = Told([Band(0.5, 0.01, 30.0)])  # twice the target, it says, with any number of cores
