@@ -7,17 +7,20 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
+
+import numpy as np
 
 from perphd.admission import partition
 from perphd.admission.member import Look, Member
-from perphd.admission.partition import Claim
+from perphd.admission.partition import Claim, Floats, ScoreBands
 from perphd.admission.partition_model import CoreModels, likeness, with_prior
 from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
 from perphd.domain.decision import Prediction
-from perphd.domain.policy import Band
 from perphd.domain.reading import available
 
 MODEST: Final = 0.3
@@ -37,11 +40,15 @@ def worth_a_trial(batch_cores: int) -> float:
 
 @dataclass(slots=True)
 class _Valued:
-    """Expected scores and chances of an LRA with 1, 2, ... own cores, as far as they were needed in this tick."""
+    """Expected scores of an LRA with 1, 2, ... own cores in this tick, and its chances of meeting its target.
+
+    ``scores``: see ``SharedCores.scores_of``. None: not needed yet.
+    """
 
     member: Member
-    bands: list[Band] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
+    bands: ScoreBands | None = None
+    chances: list[float] | None = None
+    scores: list[float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,44 +83,50 @@ class SharedCores:
     def chance_of(self, look: Look, member: Member, cores: int) -> float:
         """Probability that this LRA meets its target with a number of own cores; never less with more cores.
 
-        From experience with such a division, else from ``band_of``.
+        From experience with such a division, else from ``bands_of``.
         """
         if member.demand is None:
             return partition.NEVER if cores < member.cores else partition.KNOWN
-        chances = self._values(look, member).chances
-        while len(chances) < cores:
-            count = len(chances) + 1
-            band = self.band_of(look, member, count)
-            found = partition.chance(member.seen, count, member.demand, self.now_s, band)
-            chances.append(max(found, chances[-1]) if chances else found)
-        return chances[cores - 1]
+        return self._chances(look, member)[cores - 1]
+
+    def _chances(self, look: Look, member: Member) -> list[float]:
+        valued = self._values(look, member)
+        if valued.chances is None:
+            found = self._chances_from(member, lambda: self.bands_of(look, member))
+            valued.chances = list(accumulate(found, max))
+        return valued.chances
+
+    def _chances_from(self, member: Member, bands: Callable[[], ScoreBands]) -> list[float]:
+        return partition.chances(member.seen, member.demand or 0.0, self.now_s, self.total, bands)
 
     def chance_by_queue(self, member: Member, cores: int) -> float:
         """The same without the model: what its own load on its own cores explains, and not what its neighbours do."""
         if member.demand is None:
             return partition.KNOWN
-        prior = self._prior(member, cores)
-        return partition.chance(member.seen, cores, member.demand, self.now_s, prior)
+        return self._chances_from(member, lambda: self._prior(member, self._busy(member)))[cores - 1]
 
-    def band_of(self, look: Look, member: Member, cores: int) -> Band:
-        """The score expected with a number of own cores: the model's prediction, with the queue estimate as prior."""
-        bands = self._values(look, member).bands
-        while len(bands) < cores:
-            bands.append(self._band(look, member, len(bands) + 1))
-        return bands[cores - 1]
+    def bands_of(self, look: Look, member: Member) -> ScoreBands:
+        """The scores expected with 1, 2, ... own cores: the model's prediction, with the queue estimate as prior."""
+        valued = self._values(look, member)
+        if valued.bands is None:
+            valued.bands = self._bands(look, member)
+        return valued.bands
 
-    def _band(self, look: Look, member: Member, cores: int) -> Band:
-        prior = self._prior(member, cores)
-        if self.models is None:
-            return prior
-        alike = 1.0  # until it has own cores, only the model's support tells how much it knows of them
-        if member.cores:
-            alike = likeness(partition.busy_share(member.demand or 0.0, cores, self.threads), member.busy)
-        return with_prior(self.models.curve(look, member.cores).at(cores), prior, alike)
+    def _bands(self, look: Look, member: Member) -> ScoreBands:
+        busy = self._busy(member)
+        prior = self._prior(member, busy)
+        if self.models is None or (member.cores and not member.busy):
+            return prior  # no sample of its own cores says anything yet
+        told = self.models.curve(look, member.cores)
+        # Until it has own cores, only the model's support tells how much it knows of them.
+        alike = likeness(busy, member.busy) if member.cores else 1.0
+        return with_prior(told, prior, alike) if told is not None else prior
 
-    def _prior(self, member: Member, cores: int) -> Band:
-        demand = member.demand or 0.0
-        return partition.queue_estimate(member.seen, cores, demand, self.threads, self.now_s, member.anchor)
+    def _busy(self, member: Member) -> Floats:
+        return partition.busy_shares(member.demand or 0.0, self.total, self.threads)
+
+    def _prior(self, member: Member, busy: Floats) -> ScoreBands:
+        return partition.queue_estimates(member.seen, busy, self.threads, self.now_s, member.anchor)
 
     def _values(self, look: Look, member: Member) -> _Valued:
         known = self._valued.get(look.name)
@@ -132,14 +145,16 @@ class SharedCores:
         """
         if member.demand is None:
             return max(1, member.cores)
-        return next((n for n in range(1, self.most) if self.is_idle(member, n)), self.most)
+        # The more cores, the less busy they are.
+        return bisect_left(range(1, self.most), True, key=lambda cores: self.is_idle(member, cores)) + 1
 
     def fewest(self, look: Look, member: Member, wanted: float, least: int = 1) -> int:
         """Fewest cores with at least this chance of meeting the target; the maximum if no number has it."""
-        for cores in range(max(1, least), self.most):
-            if self.chance_of(look, member, cores) >= wanted:
-                return cores
-        return self.most
+        lowest = min(max(1, least), self.most)
+        if member.demand is None:
+            kept = max(lowest, member.cores) if wanted > partition.NEVER else lowest
+            return min(kept, self.most)
+        return min(bisect_left(self._chances(look, member), wanted, lowest - 1) + 1, self.most)
 
     def spared(self, look: Look, member: Member, *, needed: bool, batch_cores: int) -> tuple[int, str]:
         """The cores that an LRA should have: fewer if that is almost certain or worth a trial, else its present number.
@@ -172,24 +187,39 @@ class SharedCores:
 
     def score_of(self, look: Look, member: Member, cores: int) -> float:
         """The score with ``cores`` cores: measured for the present number, else expected."""
-        if cores == member.cores and member.scores:
-            return member.level
+        return self.scores_of(look, member)[cores - 1]
+
+    def scores_of(self, look: Look, member: Member) -> list[float]:
+        """``score_of`` 1, 2, ... cores."""
+        valued = self._values(look, member)
+        if valued.scores is None:
+            valued.scores = self._scores(look, member)
+        return valued.scores
+
+    def _scores(self, look: Look, member: Member) -> list[float]:
+        level = member.level if member.scores else None
         if member.demand is None:
-            return 1.0 if cores >= member.cores else 0.5
-        band = self.band_of(look, member, cores)
-        score = partition.expected(member.seen, cores, member.demand, self.now_s, band)
-        if member.anchor is None and not band.support:
-            score = min(score, partition.MOST_SCORE)
-        if member.scores and cores < member.cores:
-            score = min(score, member.level)
-        elif score < 1.0 and self.chance_of(look, member, cores) >= LIKELY:
-            score = 1.0
-        return score
+            scores = [1.0 if cores >= member.cores else 0.5 for cores in range(1, self.total + 1)]
+        else:
+            bands = self.bands_of(look, member)
+            found = partition.expected(member.seen, member.demand, self.now_s, bands)
+            if member.anchor is None:
+                guessed = np.minimum(found, partition.MOST_SCORE)
+                found = np.where(bands.support > 0.0, found, guessed)
+            scores = found.tolist()
+            for place, (score, chance) in enumerate(zip(scores, self._chances(look, member), strict=True)):
+                if level is not None and place + 1 < member.cores:
+                    scores[place] = min(score, level)
+                elif score < 1.0 and chance >= LIKELY:
+                    scores[place] = 1.0
+        if level is not None and 0 < member.cores <= self.total:
+            scores[member.cores - 1] = level
+        return scores
 
     def predictions(self, look: Look, counts: Sequence[int]) -> tuple[Prediction | None, ...]:
         """What the LRA's model itself predicts for these numbers of own cores; None while it cannot."""
-        answers = self.models.ask(look, counts) if self.models is not None else ()
-        return tuple(answer.prediction for answer in answers) or (None,) * len(counts)
+        found = self.models.predictions(look, counts) if self.models is not None else ()
+        return found or (None,) * len(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +288,10 @@ def _claims(
     most, found = cores.most, []
     for name, look in looks.items():
         member = members[name]
-        scores = [cores.score_of(look, member, n) for n in range(1, most + 1)]
+        scores = cores.scores_of(look, member)[:most]
         if not available(look.score) or member.demand is None:
             # If performance is unknown, the LRA keeps its cores.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
-        for n in range(1, most):
-            scores[n] = max(scores[n], scores[n - 1])
-        found.append(Claim(name, look.view.spec.priority, member.cores, tuple(scores)))
+        rising = tuple(accumulate(scores, max))
+        found.append(Claim(name, look.view.spec.priority, member.cores, rising))
     return found

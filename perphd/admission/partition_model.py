@@ -1,8 +1,9 @@
 """The score of an LRA with k own cores: its model's prediction, with the queue estimate as the prior. Pure.
 
 The Res-Perf model of each LRA is asked once per tick, for a lattice of core counts under the cache and bandwidth in
-force. Both estimates are log-normal bands of the score. Their weights are their precisions, the model's multiplied by
-its support / ``VISITED``: without samples near k the queue estimate remains, with ample ones the model decides.
+force. It is not asked while experience leaves no number of cores open, or while its samples count for nothing. Both
+estimates are log-normal bands of the score. Their weights are their precisions, the model's multiplied by its support /
+``VISITED``: without samples near k the queue estimate remains, with ample ones the model decides.
 
 The model places samples by their share of the host's cores, so that on a large host it hardly distinguishes 3 own cores
 from 6. Its weight therefore also falls with the distance to how busy its own cores were when it was measured
@@ -11,11 +12,12 @@ from 6. Its weight therefore also falls with the distance to how busy its own co
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perphd.admission import inferer
 from perphd.admission.context import model_context
@@ -23,6 +25,7 @@ from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import VISITED
 from perphd.admission.ladder import strictest_cache
 from perphd.admission.member import Look
+from perphd.admission.partition import Floats, ScoreBands
 from perphd.domain.allocation import Allocation, CpuGrant, Weight
 from perphd.domain.decision import Prediction
 from perphd.domain.policy import Band, Snapshot
@@ -35,34 +38,20 @@ LEAST_SD: Final = 0.02
 """Least standard deviation of a combined estimate (log units)."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoreAnswer:
-    """The model's answer for one number of own cores.
+NOT_ASKED: Final = Band(1.0, 0.0, 0.0)
+"""In place of the answer about work or delay that is not judged."""
 
-    ``prediction``: the score. ``room``: accepted over predicted delay, or work over target if no delay is judged; it
-    shows spare capacity better than the score. ``work``: work over target if a delay is judged as well, else None.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoreCurve:
+    """The model's answers for 1, 2, ... own cores, made non-decreasing.
+
+    ``room``: accepted over predicted delay, or work over target if no delay is judged; it shows spare capacity better
+    than the score. ``work``: work over target if a delay is judged as well, else None.
     """
 
-    prediction: Prediction
-    room: Band
-    work: Band | None
-
-
-@dataclass(frozen=True, slots=True)
-class CoreCurve:
-    """The model's answers for ascending numbers of own cores, made non-decreasing."""
-
-    counts: tuple[int, ...] = ()
-    room: tuple[Band, ...] = ()
-    work: tuple[Band, ...] = ()
-
-    def at(self, cores: int) -> tuple[Band, Band | None] | None:
-        """Room and work with this number of cores, interpolated in logarithms; None if the model was not asked."""
-        if not self.counts:
-            return None
-        return _between(self.counts, self.room, cores), _between(
-            self.counts, self.work, cores
-        ) if self.work else None
+    room: ScoreBands
+    work: ScoreBands | None = None
 
 
 class CoreModels:
@@ -77,102 +66,136 @@ class CoreModels:
 
     def __init__(self, snapshot: Snapshot, total: int, most: int, weight: Weight) -> None:
         self._snapshot, self._total, self._most, self._weight = snapshot, total, most, weight
-        self._curves: dict[str, CoreCurve] = {}
+        self._steps = inferer.core_steps(most, 1)
+        self._curves: dict[str, CoreCurve | None] = {}
+        self._answers: dict[str, dict[int, tuple[Band, Band]]] = {}
+        self._allocations: dict[tuple[int, int, int], Allocation] = {}
 
-    def ask(self, look: Look, counts: Sequence[int]) -> tuple[CoreAnswer, ...]:
-        """The model's answers for these numbers of own cores; empty while its reference is unknown."""
-        model, target, z = look.view.model, look.target, look.settings.confidence_z
-        by_work, by_delay = inferer.work_factor(target), inferer.delay_factor(target)
-        if model is None or (by_work is None and by_delay is None):
-            return ()
-        cache = strictest_cache(protections_beside(self._snapshot, look.view))
-        asked = [Allocation(self._grant(cores), 0, *cache) for cores in counts]
-        context = model_context(self._snapshot, look.view, model)
-        work, delay = model.predict_work(asked, context), model.predict_delay(asked, context)
-        found = []
-        for done, waited in zip(work, delay, strict=True):
-            works = None if by_work is None else Band(by_work * done.value, done.sd, done.support)
-            room = works if by_delay is None else Band(by_delay / waited.value, waited.sd, waited.support)
-            assert room is not None
-            prediction = inferer.score_of(done, waited, target, z)
-            found.append(CoreAnswer(prediction, room, None if by_delay is None else works))
-        return tuple(found)
+    def predictions(self, look: Look, counts: Sequence[int]) -> tuple[Prediction, ...]:
+        """The scores that the model predicts for these numbers of own cores; empty while its reference is unknown."""
+        target, z = look.target, look.settings.confidence_z
+        return tuple(inferer.score_of(*answer, target, z) for answer in self._ask(look, counts))
 
-    def curve(self, look: Look, present: int) -> CoreCurve:
-        """The model's answers for all numbers of own cores; ``present``: the LRA's own cores now."""
-        known = self._curves.get(look.name)
-        if known is None:
+    def curve(self, look: Look, present: int) -> CoreCurve | None:
+        """The model's answers for all numbers of own cores; None while its reference is unknown.
+
+        ``present``: the LRA's own cores now.
+        """
+        if look.name not in self._curves:
             near = range(max(1, present - NEAR), min(present + NEAR, self._most) + 1)
-            counts = tuple(sorted({*inferer.core_steps(self._most, 1), *near}))
-            answers = self.ask(look, counts)
-            known = self._curves[look.name] = (
-                CoreCurve(
-                    counts,
-                    rising([a.room for a in answers]),
-                    rising([a.work for a in answers if a.work is not None]),
-                )
-                if answers
-                else CoreCurve()
-            )
-        return known
+            counts = sorted({*self._steps, *near})
+            self._curves[look.name] = self._curve(look, counts)
+        return self._curves[look.name]
 
-    def _grant(self, cores: int) -> CpuGrant:
-        left = max(0, self._total - cores)
-        return CpuGrant(self._total, left, self._weight, exclusive=True, own_cores=cores)
+    def _curve(self, look: Look, counts: Sequence[int]) -> CoreCurve | None:
+        answers = self._ask(look, counts)
+        if not answers:
+            return None
+        by_work, by_delay = inferer.work_factor(look.target), inferer.delay_factor(look.target)
+        work = room = None
+        if by_work is not None:
+            done = ScoreBands.of([answer[0] for answer in answers])
+            work = self._everywhere(counts, ScoreBands(by_work * done.value, done.sd, done.support))
+        if by_delay is not None:
+            waited = ScoreBands.of([answer[1] for answer in answers])
+            room = self._everywhere(counts, ScoreBands(by_delay / waited.value, waited.sd, waited.support))
+        if room is not None:
+            return CoreCurve(room, work)
+        return CoreCurve(work) if work is not None else None
+
+    def _ask(self, look: Look, counts: Sequence[int]) -> list[tuple[Band, Band]]:
+        """Relative work and delay with these numbers of own cores; each number is asked for once."""
+        model, target = look.view.model, look.target
+        judges_work = inferer.work_factor(target) is not None
+        judges_delay = inferer.delay_factor(target) is not None
+        if model is None or not (judges_work or judges_delay):
+            return []
+        known = self._answers.setdefault(look.name, {})
+        if new := [cores for cores in counts if cores not in known]:
+            cache = strictest_cache(protections_beside(self._snapshot, look.view))
+            asked = tuple(self._allocation(cores, *cache) for cores in new)
+            context = model_context(self._snapshot, look.view, model)
+            nothing = (NOT_ASKED,) * len(new)
+            work = model.predict_work(asked, context) if judges_work else nothing
+            delay = model.predict_delay(asked, context) if judges_delay else nothing
+            known.update(zip(new, zip(work, delay, strict=True), strict=True))
+        return [known[cores] for cores in counts]
+
+    def _allocation(self, cores: int, llc_ways: int, mbw_pct: int) -> Allocation:
+        """An LRA's own cores as models see them: the cores of other LRAs are batch's (``without_own_cores``)."""
+        key = cores, llc_ways, mbw_pct
+        found = self._allocations.get(key)
+        if found is None:
+            grant = CpuGrant(self._total, max(0, self._total - cores), self._weight, exclusive=True)
+            found = self._allocations[key] = Allocation(grant, 0, llc_ways, mbw_pct)
+        return found
+
+    def _everywhere(self, counts: Sequence[int], bands: ScoreBands) -> ScoreBands:
+        """Bands for all numbers of cores, interpolated in logarithms, from those for ``counts``."""
+        ordered, cores = rising(bands), np.arange(1.0, self._total + 1.0)
+        return ScoreBands(
+            np.exp(np.interp(cores, counts, np.log(ordered.value))),
+            np.interp(cores, counts, ordered.sd),
+            np.interp(cores, counts, ordered.support),
+        )
 
 
-def likeness(busy: float, seen: Sequence[float]) -> float:
-    """Relevance (0 to 1) of samples taken at the busy shares ``seen``; 0 if there are none."""
+def likeness(busy: Floats, seen: Sequence[float]) -> Floats:
+    """Relevance (0 to 1) at each busy share of samples taken at the busy shares ``seen``; 0 if there are none."""
     if not seen:
-        return 0.0
-    return math.exp(-0.5 * (min(abs(busy - each) for each in seen) / REACH_BUSY) ** 2)
+        return np.zeros_like(busy)
+    apart = np.abs(busy[:, None] - np.array(seen)).min(axis=1)
+    return np.asarray(np.exp(-0.5 * (apart / REACH_BUSY) ** 2), dtype=np.float64)
 
 
-def with_prior(told: tuple[Band, Band | None] | None, prior: Band, alike: float = 1.0) -> Band:
-    """The score expected from the model's room and work (``CoreCurve.at``) and the queue estimate ``prior``.
+def with_prior(told: CoreCurve, prior: ScoreBands, alike: Floats | float = 1.0) -> ScoreBands:
+    """The scores expected from the model's answers and the queue estimate ``prior``.
 
-    ``alike``: relevance of the model's samples. The work rate counts if it is predicted to miss its target.
+    ``alike``: relevance of the model's samples. The work rate counts where it is predicted to miss its target.
     """
-    if told is None:
-        return prior
-    room, work = told
-    found = _pooled(room, prior, alike)
-    return _pooled(work, found, alike) if work is not None and work.value < min(found.value, 1.0) else found
+    found = _pooled(told.room, prior, alike)
+    if told.work is None:
+        return found
+    lower = told.work.value < np.minimum(found.value, 1.0)
+    return _either(lower, _pooled(told.work, found, alike), found) if lower.any() else found
 
 
-def _pooled(model: Band, prior: Band, alike: float) -> Band:
+def _pooled(model: ScoreBands, prior: ScoreBands, alike: Floats | float) -> ScoreBands:
     """Both bands, weighted by precision and the model's support; their disagreement widens the result."""
-    if model.support <= 0.0 or model.value <= 0.0 or not math.isfinite(model.sd):
-        return prior
-    by_model = model.support / VISITED / max(model.sd, LEAST_SD) ** 2
-    share = alike * by_model / (by_model + 1.0 / max(prior.sd, LEAST_SD) ** 2)
-    apart = math.log(model.value / prior.value)
+    told = (model.support > 0.0) & (model.value > 0.0) & np.isfinite(model.sd)
+    if not told.all():
+        model = _either(told, model, ScoreBands(prior.value, prior.sd, np.zeros_like(prior.value)))
+    by_model = model.support / VISITED / np.maximum(model.sd, LEAST_SD) ** 2
+    share = alike * by_model / (by_model + 1.0 / np.maximum(prior.sd, LEAST_SD) ** 2)
+    apart = np.log(model.value / prior.value)
     var = share * model.sd**2 + (1.0 - share) * prior.sd**2 + share * (1.0 - share) * apart * apart
-    return Band(prior.value * math.exp(share * apart), max(math.sqrt(var), LEAST_SD), alike * model.support)
+    value, sd = prior.value * np.exp(share * apart), np.maximum(np.sqrt(var), LEAST_SD)
+    both = ScoreBands(value, sd, alike * model.support)
+    return both if told.all() else _either(told, both, prior)
 
 
-def rising(bands: Sequence[Band]) -> tuple[Band, ...]:
+def _either(first: NDArray[np.bool_], one: ScoreBands, other: ScoreBands) -> ScoreBands:
+    """The bands of ``one`` where ``first`` is true, else those of ``other``."""
+    return ScoreBands(
+        np.where(first, one.value, other.value),
+        np.where(first, one.sd, other.sd),
+        np.where(first, one.support, other.support),
+    )
+
+
+def rising(bands: ScoreBands) -> ScoreBands:
     """These bands with non-decreasing values: contradicting ones are pooled by precision (isotonic regression)."""
+    values = np.maximum(bands.value, 1e-6)
+    if not (values[1:] < values[:-1]).any():
+        return ScoreBands(values, bands.sd, bands.support)
+    precisions = 1.0 / np.maximum(bands.sd, LEAST_SD) ** 2
     pools: list[tuple[float, float, int]] = []  # log value, precision, number of members
-    for band in bands:
-        pool = math.log(max(band.value, 1e-6)), 1.0 / max(band.sd, LEAST_SD) ** 2, 1
+    for value, precise in zip(np.log(values).tolist(), precisions.tolist(), strict=True):
+        pool = value, precise, 1
         while pools and pools[-1][0] > pool[0]:
             before, precision, many = pools.pop()
             both = precision + pool[1]
             pool = (before * precision + pool[0] * pool[1]) / both, both, many + pool[2]
         pools.append(pool)
-    values = [math.exp(value) for value, _, many in pools for _ in range(many)]
-    return tuple(Band(value, b.sd, b.support) for value, b in zip(values, bands, strict=True))
-
-
-def _between(counts: Sequence[int], bands: Sequence[Band], cores: int) -> Band:
-    place = bisect_left(counts, cores)
-    if place >= len(counts) or counts[place] == cores or place == 0:
-        return bands[min(place, len(counts) - 1)]
-    low, high = bands[place - 1], bands[place]
-    part = (cores - counts[place - 1]) / (counts[place] - counts[place - 1])
-    return Band(
-        low.value * (high.value / low.value) ** part,
-        low.sd + part * (high.sd - low.sd),
-        low.support + part * (high.support - low.support),
-    )
+    pooled = np.array([value for value, _, many in pools for _ in range(many)])
+    return ScoreBands(np.exp(pooled), bands.sd, bands.support)

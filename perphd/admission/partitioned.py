@@ -77,6 +77,7 @@ class PartitionedTick:
         self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
+        self._short: dict[str, tuple[Member, bool]] = {}
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
         total = total_cores(snapshot)
         self.cores = SharedCores(
@@ -220,7 +221,7 @@ class PartitionedTick:
         if not look.clean:
             draft.reason = "the last change is settling"
             return member.cores
-        if is_short(member, look):
+        if self._is_short(name, member):
             return self._rescued(name, member, look, draft)
         if look.score < 1.0:
             draft.reason = "below target, but within the scatter of its samples: watching"
@@ -282,7 +283,7 @@ class PartitionedTick:
             draft, member = self.drafts[name], self.members[name]
             if name in lacks:
                 look = self.looks[name]
-                waits = member.cores and count == member.cores and is_short(member, look)
+                waits = member.cores and count == member.cores and self._is_short(name, member)
                 if waits and self.cache.tighten(member, look):
                     draft.action = Action.GROW
                     self.members[name] = replace(member, scores=(), calm_since_s=None)
@@ -420,7 +421,13 @@ class PartitionedTick:
         return self.now_s - since_s >= self.settings.release_after_s
 
     def _somebody_is_short(self) -> bool:
-        return any(is_short(m, self.looks[n]) for n, m in self.members.items())
+        return any(self._is_short(n, m) for n, m in self.members.items())
+
+    def _is_short(self, name: str, member: Member) -> bool:
+        known = self._short.get(name)
+        if known is None or known[0] is not member:
+            known = self._short[name] = member, is_short(member, self.looks[name])
+        return known[1]
 
     def _batch_is_full(self) -> bool:
         """True if batch cannot use more cores."""

@@ -13,12 +13,14 @@ from perphd.admission.partition import (
     NEVER,
     Anchor,
     Claim,
+    ScoreBands,
     Seen,
     busy_share,
-    chance,
+    busy_shares,
+    chances,
     expected,
     note,
-    queue_estimate,
+    queue_estimates,
     share_out,
     worst,
 )
@@ -103,6 +105,7 @@ def test_who_is_more_important_is_served_first() -> None:
 @given(st.floats(0.0, 100.0), st.integers(1, 64), st.integers(1, 2))
 def test_cores_are_less_busy_the_more_there_are(demand: float, cores: int, threads: int) -> None:
     assert busy_share(demand, cores + 1, threads) <= busy_share(demand, cores, threads) + 1e-9
+    assert busy_shares(demand, cores, threads)[-1] == pytest.approx(busy_share(demand, cores, threads))
 
 
 SEEN = st.lists(
@@ -118,14 +121,51 @@ SEEN = st.lists(
 )
 
 
-@given(SEEN, st.floats(0.1, 12.0), st.integers(1, 12))
-def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
-    seen: list[Seen], demand: float, cores: int
+def estimates(
+    seen: Sequence[Seen], most: int, demand: float, now_s: float, anchor: Anchor | None = None
+) -> ScoreBands:
+    """Scores by queueing with 1 to ``most`` cores of two threads."""
+    return queue_estimates(seen, busy_shares(demand, most, 2), 2, now_s, anchor)
+
+
+@given(SEEN, st.floats(0.1, 12.0), st.integers(1, 16))
+def test_experience_overrules_the_bands_for_every_number_of_cores(
+    seen: list[Seen], demand: float, most: int
 ) -> None:
-    prior = queue_estimate(seen, cores, demand, 2, 0.0)
-    found = chance(seen, cores, demand, 0.0, prior)
-    assert partition.NEVER <= found <= partition.KNOWN
-    assert math.isfinite(expected(seen, cores, demand, 0.0, prior))
+    bands = estimates(seen, most, demand, 0.0)
+    found = chances(seen, demand, 0.0, most, lambda: bands)
+    scores = expected(seen, demand, 0.0, bands)
+    assert len(found) == len(scores) == most
+    for cores in range(1, most + 1):
+        failed = [
+            s for s in seen if not s.good and cores <= s.cores and demand * partition.LESS_DEMAND >= s.demand
+        ]
+        good = [s for s in seen if s.good and cores >= s.cores and demand <= s.demand * partition.SAME_DEMAND]
+        band = bands.band(cores)
+        guess = 0.5 * (1.0 + math.erf(math.log(band.value) / band.sd / math.sqrt(2.0)))
+        guess = min(max(guess * (partition.FAILED_BEFORE if failed else 1.0), NEVER), partition.KNOWN)
+        if any(s.until_s > 0.0 for s in failed):
+            guess = NEVER
+        elif any(s.until_s > 0.0 for s in good):
+            guess = partition.KNOWN
+        assert found[cores - 1] == pytest.approx(guess)
+        score = band.value
+        for s in seen:
+            if s.until_s > 0.0 and s in good:
+                score = max(score, s.score)
+            elif s.until_s > 0.0 and not s.good and cores <= s.cores and demand * 1.05 >= s.demand:
+                score = min(score, s.score)
+        assert scores[cores - 1] == pytest.approx(score)
+
+
+@settings(max_examples=50)
+@given(claims(), st.integers(0, 40))
+def test_the_common_level_is_the_highest_that_fits(case: tuple[int, list[Claim]], spare: int) -> None:
+    asked = case[1]
+    found = partition._highest_level(asked, spare)
+    levels = {min(score, 1.0) for claim in asked for score in claim.scores}
+    fitting = [each for each in levels if sum(c.needs(each) - 1 for c in asked) <= spare]
+    assert found == max(fitting)
 
 
 @given(
@@ -137,7 +177,7 @@ def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
 def test_the_queue_estimate_never_falls_with_more_cores(
     seen: list[Seen], demand: float, anchor: Anchor | None
 ) -> None:
-    scores = [queue_estimate(seen, cores, demand, 2, 0.0, anchor).value for cores in range(1, 25)]
+    scores = estimates(seen, 24, demand, 0.0, anchor).value.tolist()
     assert all(more >= less * (1.0 - 1e-9) for less, more in pairwise(scores))
 
 
@@ -145,7 +185,7 @@ def known(
     seen: Sequence[Seen], cores: int, demand: float, now_s: float, anchor: Anchor | None = None
 ) -> float:
     """Chance by experience and queueing."""
-    return chance(seen, cores, demand, now_s, queue_estimate(seen, cores, demand, 2, now_s, anchor))
+    return chances(seen, demand, now_s, cores, lambda: estimates(seen, cores, demand, now_s, anchor))[-1]
 
 
 def test_experience_is_believed_as_far_as_it_reaches() -> None:
@@ -157,7 +197,17 @@ def test_experience_is_believed_as_far_as_it_reaches() -> None:
     seen = note(seen, Seen(4, 2.0, 1.2, 400.0), 2.0, 60.0)
     assert known(seen, 4, 2.0, 3.0) == partition.KNOWN
     assert known(seen, 5, 1.9, 3.0) == partition.KNOWN
-    assert expected(seen, 3, 2.0, 3.0, queue_estimate(seen, 3, 2.0, 2, 3.0)) <= 0.7
+    assert expected(seen, 2.0, 3.0, estimates(seen, 3, 2.0, 3.0))[-1] <= 0.7
+
+
+def test_nothing_is_estimated_where_experience_leaves_no_number_open() -> None:
+    seen = (Seen(3, 2.0, 0.7, 60.0, times=1), Seen(4, 2.0, 1.2, 60.0))
+
+    def unexpected() -> ScoreBands:
+        raise AssertionError
+
+    found = chances(seen, 2.0, 0.0, 6, unexpected)
+    assert found == [NEVER, NEVER, NEVER, partition.KNOWN, partition.KNOWN, partition.KNOWN]
 
 
 def test_what_failed_before_has_half_the_chance_when_it_may_be_tried_again() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +15,9 @@ from hypothesis import strategies as st
 from perphd.admission import partition
 from perphd.admission.detector import DetectorState, Judgement, Target
 from perphd.admission.member import Look, Member
-from perphd.admission.partition import Anchor, Seen
+from perphd.admission.partition import Anchor, ScoreBands, Seen
 from perphd.admission.partition_cores import SharedCores
-from perphd.admission.partition_model import CoreModels, likeness, rising, with_prior
+from perphd.admission.partition_model import CoreCurve, CoreModels, likeness, rising, with_prior
 from perphd.admission.settings import PolicySettings
 from perphd.commands.explain import explain_parts
 from perphd.domain.allocation import Allocation
@@ -72,6 +73,9 @@ def test_more_cores_never_have_less_chance_whatever_the_model_answers(
     assert all(partition.NEVER <= each <= partition.KNOWN for each in chances)
     assert all(more >= less for less, more in pairwise(chances))
     assert all(math.isfinite(cores.score_of(look, member, n)) for n in range(1, TOTAL + 1))
+    for wanted in (0.3, 0.6, 0.9):
+        first = next((n for n in range(1, cores.most) if chances[n - 1] >= wanted), cores.most)
+        assert cores.fewest(look, member, wanted) == first
 
 
 @given(st.lists(BANDS, min_size=1, max_size=TOTAL), SEEN, st.floats(0.1, 20.0), st.integers(1, TOTAL))
@@ -80,69 +84,96 @@ def test_without_samples_the_queue_estimate_remains(
 ) -> None:
     cores, look = shared(Told([replace(band, support=0.0) for band in delays]))
     member = Member(2, demand=demand, seen=tuple(seen))
-    prior = partition.queue_estimate(seen, count, demand, THREADS, 0.0)
-    assert cores.band_of(look, member, count) == prior
-    assert cores.chance_by_queue(member, count) == partition.chance(seen, count, demand, 0.0, prior)
+    prior = partition.queue_estimates(seen, partition.busy_shares(demand, TOTAL, THREADS), THREADS, 0.0)
+    assert cores.bands_of(look, member).band(count) == prior.band(count)
+    by_queue = partition.chances(seen, demand, 0.0, TOTAL, lambda: prior)[count - 1]
+    assert cores.chance_by_queue(member, count) == by_queue
     alone = replace(cores, models=None)
     assert cores.chance_of(look, member, count) == alone.chance_of(look, member, count)
 
 
+def combined(room: Band, prior: Band, work: Band | None = None, alike: float = 1.0) -> Band:
+    """The combined estimate for one number of cores."""
+    told = CoreCurve(ScoreBands.of([room]), None if work is None else ScoreBands.of([work]))
+    return with_prior(told, ScoreBands.of([prior]), alike).band(1)
+
+
 @given(st.floats(0.1, 8.0), st.floats(0.0, 0.3), st.floats(0.1, 8.0), st.floats(0.1, 1.0))
 def test_with_ample_samples_the_model_decides(told: float, sd: float, queue: float, queue_sd: float) -> None:
-    found = with_prior((Band(told, sd, 1e7), None), Band(queue, queue_sd, 0.0))
+    prior = Band(queue, queue_sd, 0.0)
+    found = combined(Band(told, sd, 1e7), prior)
     assert found.value == pytest.approx(told, rel=1e-3)
     assert found.sd <= max(sd, 0.02) + 0.02
-    few = with_prior((Band(told, sd, 0.5), None), Band(queue, queue_sd, 0.0))
-    more = with_prior((Band(told, sd, 5.0), None), Band(queue, queue_sd, 0.0))
+    few, more = combined(Band(told, sd, 0.5), prior), combined(Band(told, sd, 5.0), prior)
     assert abs(math.log(more.value / told)) <= abs(math.log(few.value / told)) + 1e-9
 
 
 @given(st.floats(0.2, 4.0), st.floats(0.05, 0.5), st.floats(0.0, 1.0))
 def test_disagreement_is_uncertainty(told: float, sd: float, alike: float) -> None:
     """Two bands of one width that say different things leave a wider one than two that agree."""
-    apart = with_prior((Band(told, sd, 5.0), None), Band(1.0, sd, 0.0), alike)
-    same = with_prior((Band(1.0, sd, 5.0), None), Band(1.0, sd, 0.0), alike)
+    apart = combined(Band(told, sd, 5.0), Band(1.0, sd, 0.0), alike=alike)
+    same = combined(Band(1.0, sd, 5.0), Band(1.0, sd, 0.0), alike=alike)
     assert apart.sd >= same.sd - 1e-9
 
 
 def test_work_that_is_predicted_to_miss_its_target_counts_beside_the_delay() -> None:
     prior = Band(1.5, 0.3, 0.0)
     room = Band(1.5, 0.05, 20.0)
-    assert with_prior((room, Band(1.1, 0.02, 20.0)), prior) == with_prior((room, None), prior)
-    assert with_prior((room, Band(0.8, 0.02, 20.0)), prior).value < 0.85
+    assert combined(room, prior, Band(1.1, 0.02, 20.0)) == combined(room, prior)
+    assert combined(room, prior, Band(0.8, 0.02, 20.0)).value < 0.85
+
+
+def test_answers_without_samples_or_certainty_leave_the_prior_where_they_are() -> None:
+    prior = ScoreBands.of([Band(1.5, 0.3, 0.0)] * 3)
+    told = ScoreBands.of([Band(0.5, 0.05, 20.0), Band(0.5, 0.05, 0.0), Band(0.5, math.inf, 20.0)])
+    found = with_prior(CoreCurve(told), prior)
+    assert found.band(1).value < 0.6
+    assert found.band(2) == found.band(3) == prior.band(1)
 
 
 def test_samples_count_where_own_cores_are_as_busy() -> None:
-    assert likeness(0.5, ()) == 0.0
-    assert likeness(0.5, (0.2, 0.5)) == 1.0
-    assert likeness(0.75, (0.2, 0.5)) < 0.01
+    busy = np.array([0.5, 0.75])
+    assert likeness(busy, ()).tolist() == [0.0, 0.0]
+    assert likeness(busy, (0.2, 0.5))[0] == 1.0
+    assert likeness(busy, (0.2, 0.5))[1] < 0.01
     told = Told([Band(0.5, 0.01, 30.0)])  # twice the target, it says, with any number of cores
     cores, look = shared(told)
     tried = partition.busy_share(4.0, 6, THREADS)
     member = Member(6, demand=4.0, anchor=Anchor(1.3, tried, 6, 0.5), busy=(tried,))
-    at, far = cores.band_of(look, member, 6), cores.band_of(look, member, 3)
-    assert at.value > 3.5
-    assert far.value == pytest.approx(
-        partition.queue_estimate((), 3, 4.0, THREADS, 0.0, member.anchor).value, rel=0.01
-    )
+    found = cores.bands_of(look, member)
+    busy = partition.busy_shares(4.0, TOTAL, THREADS)
+    prior = partition.queue_estimates((), busy, THREADS, 0.0, member.anchor)
+    assert found.band(6).value > 3.5
+    assert found.band(3).value == pytest.approx(prior.band(3).value, rel=0.01)
 
 
 @given(st.lists(BANDS, min_size=1, max_size=20))
 def test_contradicting_predictions_are_pooled_and_others_stay(bands: list[Band]) -> None:
-    found = rising(bands)
-    assert all(more.value >= less.value * (1.0 - 1e-9) for less, more in pairwise(found))
-    in_order = sorted(bands, key=lambda band: band.value)
-    assert [b.value for b in rising(in_order)] == pytest.approx([b.value for b in in_order])
-    assert [(b.sd, b.support) for b in found] == [(b.sd, b.support) for b in bands]
+    found = rising(ScoreBands.of(bands))
+    assert all(more >= less * (1.0 - 1e-9) for less, more in pairwise(found.value.tolist()))
+    in_order = ScoreBands.of(sorted(bands, key=lambda band: band.value))
+    assert rising(in_order).value.tolist() == pytest.approx(in_order.value.tolist())
+    assert found.sd.tolist() == [band.sd for band in bands]
+    assert found.support.tolist() == [band.support for band in bands]
 
 
 def test_each_model_is_asked_once_for_all_numbers() -> None:
     told = Told([Band(1.5, 0.1, 10.0)])
     cores, look = shared(told, total=128)
-    member = Member(20, demand=20.0)
+    member = Member(20, demand=20.0, busy=(0.5,))
     for count in range(1, 128):
         cores.chance_of(look, member, count)
         cores.score_of(look, member, count)
+    cores.predictions(look, [20, 21])
+    assert told.questions == 1
+
+
+def test_a_model_is_not_asked_while_its_samples_say_nothing_about_own_cores() -> None:
+    told = Told([Band(1.5, 0.1, 10.0)])
+    cores, look = shared(told)
+    cores.chance_of(look, Member(6, demand=4.0), 5)
+    assert told.questions == 0
+    cores.chance_of(look, Member(0, demand=4.0), 5)
     assert told.questions == 1
 
 
