@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +19,7 @@ from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import is_short as is_glance
 from perphd.domain.signals import performance
