@@ -115,7 +115,7 @@ def expect(grants: CpuGrants, context: ModelContext) -> ExpectedPerformance:
     used_free = np.minimum(demand * work, free)
     taken = np.maximum(demand * work - used_free, demand * beside)
     left = shared - np.where(grants.exclusive, 0.0, np.minimum(taken, shared / (1.0 + grants.weight)))
-    return ExpectedPerformance(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
+    return ExpectedPerformance(work, np.maximum(delay, 1.0), _within(left, 0.0, batch_demand))
 
 
 def _siblings(
@@ -131,32 +131,40 @@ def _siblings(
     if context.threads_per_core <= 1.0:
         return ones, ones, 0.0 * ones
     threads = demand * context.threads_per_core
-    alone = _speed(threads * ones, context.total_cores * ones)
+    alone = _speed(threads * ones, 2.0 * context.total_cores * ones)
     wanted = threads * alone
-    own = np.maximum(free, 0.5)
-    running = np.minimum(threads, 2.0 * own)
+    own_cpus = 2.0 * np.maximum(free, 0.5)
+    running = np.minimum(threads, own_cpus)
     for _ in range(4):
-        running = np.minimum(wanted / _speed(running, own), 2.0 * own)
-    split = _speed(running, own)
+        running = np.minimum(wanted / _speed(running, own_cpus), own_cpus)
+    split = _speed(running, own_cpus)
     beside = 1.0 - np.minimum(_PREFERENCE * free, threads) / threads
-    together = alone * (1.0 - (1.0 - SIBLING_SPEED) * np.clip(beside * per_core, 0.0, 1.0))
+    together = alone * (1.0 - (1.0 - SIBLING_SPEED) * _within(beside * per_core, 0.0, 1.0))
     speed = np.where(grants.exclusive, split, together) / alone
     enough = np.where(grants.exclusive, np.minimum(1.0, running * split / wanted), 1.0)
-    return np.clip(speed, 0.3, 1.0), np.clip(enough, 0.02, 1.0), beside
+    return _within(speed, 0.3, 1.0), _within(enough, 0.02, 1.0), beside
 
 
-def _speed(threads: Floats, cores: Floats) -> Floats:
-    """Mean speed of running threads on two-way SMT cores; interference grows with the square of utilisation."""
-    full = np.clip(threads / (2.0 * cores), 0.0, 1.0)
+def _speed(threads: Floats, cpus: Floats) -> Floats:
+    """Mean speed of running threads on the CPUs of two-way SMT cores; interference grows with the square of
+    utilisation.
+    """
+    full = np.minimum(threads / cpus, 1.0)
     speed: Floats = 1.0 - (1.0 - SIBLING_SPEED) * full * full
     return speed
 
 
 def _waiting(used: Floats, servers: Floats) -> Floats:
     """Mean wait over service time in an M/M/c queue (Sakasegawa 1977); ``used``: share of busy servers."""
-    busy = np.clip(used, 0.0, _MAX_LOAD)
+    busy = _within(used, 0.0, _MAX_LOAD)
     wait: Floats = busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0) / (servers * (1.0 - busy))
     return wait
+
+
+def _within(values: Floats, low: float, high: float | Floats) -> Floats:
+    """``numpy.clip``, which takes several times as long for a few rows."""
+    inside: Floats = np.minimum(np.maximum(values, low), high)
+    return inside
 
 
 def _without_others(grants: CpuGrants, other_cores: float) -> tuple[Floats, Floats]:

@@ -35,6 +35,8 @@ _BETTER_SD = 2.0
 _WIDER = 2.0
 """Factor on the standard deviation of statistics from a contended host."""
 _BUCKETS_PER_OCTAVE = 2
+_AROUND: tuple[int | None, ...] = (0, -1, 1, -2, 2, None)
+"""Steps from a load's bucket to the nearest ones within an octave, then to the statistics over all loads."""
 _OVER_ALL = Unavailable("over all loads")
 
 
@@ -184,14 +186,16 @@ def _nearest(stats: Mapping[tuple[str, int | None], _Running], signal: str, load
     bucket = _bucket(load)
     if bucket is None:
         return stats.get((signal, None))
-    candidates: list[int | None] = [bucket]
-    for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
-        candidates += [bucket - distance, bucket + distance]
-    candidates.append(None)
-    found = [s for c in candidates if (s := stats.get((signal, c))) is not None]
-    if not found:
-        return None
-    return next((s for s in found if s.count >= _WELL_KNOWN), None) or max(found, key=lambda s: s.count)
+    most: _Running | None = None
+    for step in _AROUND:
+        found = stats.get((signal, None if step is None else bucket + step))
+        if found is None:
+            continue
+        if found.count >= _WELL_KNOWN:
+            return found
+        if most is None or found.count > most.count:
+            most = found
+    return most
 
 
 def _band(running: _Running, provisional: bool = False) -> Band:

@@ -259,7 +259,7 @@ class Residual:
             n = len(self._row)
             counts = np.maximum(self._weights(at_s), 0.05)
             gram = self._between[:n, :n].copy()
-            gram[np.diag_indices_from(gram)] += self._noise_var / counts + _NUGGET
+            gram.reshape(-1)[:: n + 1] += self._noise_var / counts + _NUGGET  # the diagonal
             self._solved = counts, np.asarray(np.linalg.inv(gram), dtype=np.float64)
         return self._solved
 

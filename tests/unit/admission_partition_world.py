@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perphd.admission.arbiter.partition import busy_share
@@ -55,7 +55,7 @@ class Service:
 
 @dataclass
 class CrowdWorld:
-    """``services`` by name and one batch job that takes what it can."""
+    """``services`` by name, each with a model or none, and one batch job that takes what it can."""
 
     topology: Topology
     services: dict[str, Service]
@@ -66,6 +66,7 @@ class CrowdWorld:
     min_cores: float | None = None
     ways: int = 0
     levels: tuple[int, ...] = ()
+    models: Mapping[str, NoModel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.policy = PerphPolicy(self.settings)
@@ -168,7 +169,7 @@ class CrowdWorld:
                 quality=(Quality.SETTLING,) if settling else (),
             )  # fmt: skip
         return WorkloadView(
-            spec, sample, NoModel(), protection=known[0] if known else None,
+            spec, sample, self.models.get(name, NoModel()), protection=known[0] if known else None,
             protected_since_s=known[1] if known else 0.0, enforceable=KNOBS, enforced=True,
         )  # fmt: skip
 

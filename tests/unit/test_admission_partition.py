@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +13,14 @@ from perphd.admission.arbiter.partition import (
     NEVER,
     Anchor,
     Claim,
+    ScoreBands,
     Seen,
     busy_share,
-    chance,
+    busy_shares,
+    chances,
     expected,
     note,
+    queue_estimates,
     share_out,
     worst,
 )
@@ -100,6 +105,7 @@ def test_who_is_more_important_is_served_first() -> None:
 @given(st.floats(0.0, 100.0), st.integers(1, 64), st.integers(1, 2))
 def test_cores_are_less_busy_the_more_there_are(demand: float, cores: int, threads: int) -> None:
     assert busy_share(demand, cores + 1, threads) <= busy_share(demand, cores, threads) + 1e-9
+    assert busy_shares(demand, cores, threads)[-1] == pytest.approx(busy_share(demand, cores, threads))
 
 
 SEEN = st.lists(
@@ -115,36 +121,102 @@ SEEN = st.lists(
 )
 
 
-@given(SEEN, st.floats(0.1, 12.0), st.integers(1, 12))
-def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
-    seen: list[Seen], demand: float, cores: int
+def estimates(
+    seen: Sequence[Seen], most: int, demand: float, now_s: float, anchor: Anchor | None = None
+) -> ScoreBands:
+    """Scores by queueing with 1 to ``most`` cores of two threads."""
+    return queue_estimates(seen, busy_shares(demand, most, 2), 2, now_s, anchor)
+
+
+@given(SEEN, st.floats(0.1, 12.0), st.integers(1, 16))
+def test_experience_overrules_the_bands_for_every_number_of_cores(
+    seen: list[Seen], demand: float, most: int
 ) -> None:
-    found = chance(seen, cores, demand, 2, 0.0)
-    assert partition.NEVER <= found <= partition.KNOWN
-    assert math.isfinite(expected(seen, cores, demand, 2, 0.0))
+    bands = estimates(seen, most, demand, 0.0)
+    found = chances(seen, demand, 0.0, most, lambda: bands)
+    scores = expected(seen, demand, 0.0, bands)
+    assert len(found) == len(scores) == most
+    for cores in range(1, most + 1):
+        failed = [
+            s for s in seen if not s.good and cores <= s.cores and demand * partition.LESS_DEMAND >= s.demand
+        ]
+        good = [s for s in seen if s.good and cores >= s.cores and demand <= s.demand * partition.SAME_DEMAND]
+        band = bands.band(cores)
+        guess = 0.5 * (1.0 + math.erf(math.log(band.value) / band.sd / math.sqrt(2.0)))
+        guess = min(max(guess * (partition.FAILED_BEFORE if failed else 1.0), NEVER), partition.KNOWN)
+        if any(s.until_s > 0.0 for s in failed):
+            guess = NEVER
+        elif any(s.until_s > 0.0 for s in good):
+            guess = partition.KNOWN
+        assert found[cores - 1] == pytest.approx(guess)
+        score = band.value
+        for s in seen:
+            if s.until_s > 0.0 and s in good:
+                score = max(score, s.score)
+            elif s.until_s > 0.0 and not s.good and cores <= s.cores and demand * 1.05 >= s.demand:
+                score = min(score, s.score)
+        assert scores[cores - 1] == pytest.approx(score)
+
+
+@settings(max_examples=50)
+@given(claims(), st.integers(0, 40))
+def test_the_common_level_is_the_highest_that_fits(case: tuple[int, list[Claim]], spare: int) -> None:
+    asked = case[1]
+    found = partition._highest_level(asked, spare)
+    levels = {min(score, 1.0) for claim in asked for score in claim.scores}
+    fitting = [each for each in levels if sum(c.needs(each) - 1 for c in asked) <= spare]
+    assert found == max(fitting)
+
+
+@given(
+    SEEN,
+    st.floats(0.1, 24.0),
+    st.none()
+    | st.builds(Anchor, st.floats(1.0, 4.0), st.floats(0.05, 0.97), st.integers(1, 12), st.floats(0.0, 1.0)),
+)
+def test_the_queue_estimate_never_falls_with_more_cores(
+    seen: list[Seen], demand: float, anchor: Anchor | None
+) -> None:
+    scores = estimates(seen, 24, demand, 0.0, anchor).value.tolist()
+    assert all(more >= less * (1.0 - 1e-9) for less, more in pairwise(scores))
+
+
+def known(
+    seen: Sequence[Seen], cores: int, demand: float, now_s: float, anchor: Anchor | None = None
+) -> float:
+    """Chance by experience and queueing."""
+    return chances(seen, demand, now_s, cores, lambda: estimates(seen, cores, demand, now_s, anchor))[-1]
 
 
 def test_experience_is_believed_as_far_as_it_reaches() -> None:
     seen = note((), Seen(3, 2.0, 0.7, 0.0, times=1), 0.0, 60.0)
-    assert chance(seen, 3, 2.0, 2, 1.0) == partition.NEVER
-    assert chance(seen, 2, 2.5, 2, 1.0) == partition.NEVER
-    assert chance(seen, 4, 1.5, 2, 1.0) > partition.NEVER
-    assert chance(seen, 3, 2.0, 2, 61.0) > partition.NEVER  # for a while only
+    assert known(seen, 3, 2.0, 1.0) == partition.NEVER
+    assert known(seen, 2, 2.5, 1.0) == partition.NEVER
+    assert known(seen, 4, 1.5, 1.0) > partition.NEVER
+    assert known(seen, 3, 2.0, 61.0) > partition.NEVER  # for a while only
     seen = note(seen, Seen(4, 2.0, 1.2, 400.0), 2.0, 60.0)
-    assert chance(seen, 4, 2.0, 2, 3.0) == partition.KNOWN
-    assert chance(seen, 5, 1.9, 2, 3.0) == partition.KNOWN
-    assert expected(seen, 3, 2.0, 2, 3.0) <= 0.7
+    assert known(seen, 4, 2.0, 3.0) == partition.KNOWN
+    assert known(seen, 5, 1.9, 3.0) == partition.KNOWN
+    assert expected(seen, 2.0, 3.0, estimates(seen, 3, 2.0, 3.0))[-1] <= 0.7
+
+
+def test_nothing_is_estimated_where_experience_leaves_no_number_open() -> None:
+    seen = (Seen(3, 2.0, 0.7, 60.0, times=1), Seen(4, 2.0, 1.2, 60.0))
+
+    def unexpected() -> ScoreBands:
+        raise AssertionError
+
+    found = chances(seen, 2.0, 0.0, 6, unexpected)
+    assert found == [NEVER, NEVER, NEVER, partition.KNOWN, partition.KNOWN, partition.KNOWN]
 
 
 def test_what_failed_before_has_half_the_chance_when_it_may_be_tried_again() -> None:
     anchor = Anchor(1.5, 0.4, 4, 0.5)
-    plain = chance((), 3, 3.0, 2, 100.0, anchor)
+    plain = known((), 3, 3.0, 100.0, anchor)
     failed = Seen(3, 3.0, 0.9, until_s=60.0, times=1)
-    assert chance((failed,), 3, 3.0, 2, 50.0, anchor) == NEVER
-    assert chance((failed,), 3, 3.0, 2, 100.0, anchor) == pytest.approx(max(0.5 * plain, NEVER))
-    assert chance((failed,), 3, 2.5, 2, 100.0, anchor) == chance(
-        (), 3, 2.5, 2, 100.0, anchor
-    )  # less is asked
+    assert known((failed,), 3, 3.0, 50.0, anchor) == NEVER
+    assert known((failed,), 3, 3.0, 100.0, anchor) == pytest.approx(max(0.5 * plain, NEVER))
+    assert known((failed,), 3, 2.5, 100.0, anchor) == known((), 3, 2.5, 100.0, anchor)  # less is asked
 
 
 def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
@@ -164,8 +236,8 @@ def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
 def test_a_failure_that_cost_much_is_believed_for_as_long_as_that_justifies() -> None:
     failed = Seen(3, 2.0, 0.7, 0.0, times=1)
     seen = note((), failed, 0.0, 60.0, least_s=6000.0)
-    assert chance(seen, 3, 2.0, 2, 5999.0) == NEVER
-    assert chance(seen, 3, 1.7, 2, 10.0) > NEVER  # less is asked
+    assert known(seen, 3, 2.0, 5999.0) == NEVER
+    assert known(seen, 3, 1.7, 10.0) > NEVER  # less is asked
     # A cheaper failure does not shorten that.
     assert note(seen, failed, 1000.0, 60.0, least_s=30.0)[-1].until_s == 6000.0
     assert note((), failed, 0.0, 60.0, least_s=30.0)[-1].until_s == 60.0

@@ -208,10 +208,10 @@ def test_where_more_is_wanted_than_there_is_it_is_told_what_is_missing() -> None
 
 def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     cores = SharedCores(12, 2, floor=1, lras=2, has_batch=True, can_lend=False, now_s=100.0)
-    settings = PolicySettings()
+    found = look("a")
 
     def spared(member: Member, *, needed: bool = False, batch_cores: int = 4) -> tuple[int, str]:
-        return cores.spared(member, settings, needed=needed, batch_cores=batch_cores)
+        return cores.spared(found, member, needed=needed, batch_cores=batch_cores)
 
     fewest, why = spared(calm(8, 1.0))
     assert fewest < 8
@@ -222,7 +222,7 @@ def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     few, why = spared(calm(2, 1.8))
     assert (few, why[:11]) == (2, "just enough")
     # Worth it for a neighbour that is short, not for one core more of 60.
-    assert BOLD <= cores.chance(calm(3, 1.8), 2) < worth_a_trial(60)
+    assert BOLD <= cores.chance_of(found, calm(3, 1.8), 2) < worth_a_trial(60)
     assert spared(calm(3, 1.8), needed=True, batch_cores=60)[0] == 2
     assert spared(calm(3, 1.8), batch_cores=60)[0] == 3
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -27,6 +27,7 @@ from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.quick import replace
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import is_short as is_glance
 from perphd.domain.signals import performance
@@ -50,6 +51,9 @@ SATURATED: Final = 0.9
 """Busy share of an LRA's CPUs above which its use no longer shows its demand."""
 UNSEEN: Final = 1.25
 """Factor on the use of saturated CPUs to estimate demand if nothing else shows it."""
+APART_BUSY: Final = 0.03
+"""Difference of busy shares that count as different."""
+MOST_BUSY: Final = 12
 STEPS: Final = (1, 1, 2, 4, 8)
 """Cores added by successive rescues."""
 
@@ -83,7 +87,7 @@ class Member:
     ``unknown_since_s``: time since which the LRA cannot be judged.
     ``target``: target of its last sample. ``rooms``: for each score, accepted over observed delay (the score itself
     if there is no delay). It shows spare capacity better than a work rate does. ``spans``: for each
-    score, the seconds that it covers.
+    score, the seconds that it covers. ``busy``: busy shares of its own cores at which it was measured, newest last.
     """
 
     cores: int
@@ -102,6 +106,7 @@ class Member:
     rooms: tuple[float, ...] = ()
     spans: tuple[float, ...] = ()
     target: Target | None = None
+    busy: tuple[float, ...] = ()
 
     @property
     def room(self) -> float:
@@ -232,7 +237,9 @@ def take_in(
     rooms = (*member.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
     spans = (*member.spans, 0.0 if sample is None else sample.interval_s)[-MOST_SCORES:]
     member = replace(member, detector=judged.state, scores=scores, rooms=rooms, spans=spans)
-    member = replace(member, anchor=_anchor(member, look, threads_per_core))
+    member = replace(
+        member, anchor=_anchor(member, look, threads_per_core), busy=_busy(member, threads_per_core)
+    )
     calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
     since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
     return replace(member, calm_since_s=since_s)
@@ -272,6 +279,18 @@ def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
         return member.anchor
     busy = partition.busy_share(member.demand, member.cores, threads_per_core)
     return Anchor(member.room, min(busy, 0.97), member.cores, min(1000.0 * usage / work / delay, 1.0))
+
+
+def _busy(member: Member, threads_per_core: int) -> tuple[float, ...]:
+    """The busy shares at which it was measured, with the present one instead of others close to it.
+
+    A place with few samples does not count, because there the model repeats what it learned nearby.
+    """
+    if member.demand is None or len(member.scores) < PATIENT:
+        return member.busy
+    now = partition.busy_share(member.demand, member.cores, threads_per_core)
+    apart = [each for each in member.busy if abs(each - now) >= APART_BUSY]
+    return (*apart[1 - MOST_BUSY :], now)
 
 
 def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:

@@ -1,20 +1,30 @@
 """Core counts of several LRAs: the number that each needs, and the division if they want more than there are.
 
 Pure. An LRA's needs follow from experience where it applies: fewer cores under no less demand are no better than a
-number that was too few, and more cores under no more demand are no worse than a number that was enough.
-Otherwise the estimate follows from how busy its cores would be: an open loop's delay hardly grows until they
-are half busy, and explodes soon after.
+number that was too few, and more cores under no more demand are no worse than a number that was enough. Elsewhere they
+follow from a band of the score: the model's prediction (``partition_model``), whose prior is the queue estimate here:
+an open loop's delay hardly grows until its cores are half busy, and explodes soon after.
+
+Estimates are columns with a row for each number of cores, because numpy values 128 numbers as fast as a few.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perphd.domain.backoff import doubled_s
-from perphd.domain.smt import thread_speed
+from perphd.domain.policy import Band
+from perphd.domain.smt import SIBLING_SPEED, thread_speed
+
+Floats: TypeAlias = NDArray[np.float64]
 
 KNEE_BUSY: Final = 0.60
 """Busy share of its CPUs at which an unknown service meets its target with even odds, if it has many CPUs.
@@ -22,8 +32,12 @@ KNEE_BUSY: Final = 0.60
 With n CPUs, the share is lower by ``KNEE_FEW`` / n.
 """
 KNEE_FEW: Final = 0.3
+KNEE_SD: Final = 0.103
+"""Standard deviation (busy share) of that point."""
 KNEE_WIDTH: Final = 0.06
-"""Width (busy share) of the logistic estimate."""
+"""Least distance (busy share) of that point from cores seen on target, or below it."""
+SPARE_BUSY: Final = 0.024
+"""Busy share below that point from which cores count as idle."""
 SAME_DEMAND: Final = 1.05
 """Factor within which demands count as equal."""
 LESS_DEMAND: Final = 1.15
@@ -44,11 +58,16 @@ KNOWN, NEVER = 0.95, 0.03
 LEAST_GAIN: Final = 1.10
 """Factor by which the worst score must improve before cores move between LRAs that lack cores."""
 STEEP: Final = 6.0
+"""Fall of the estimated score of an unknown service, in log units per busy share."""
 LEAST_SCORE, MOST_SCORE = 0.05, 1.3
-"""Slope (log units per busy share) and bounds of an estimated score."""
+"""Bounds of that score."""
+MOST_RATIO: Final = 10.0
+"""Upper bound of every other score."""
 BURSTS: Final = 2.0
 """Assumed (1 + cv^2) / 2 of arrivals and service times; the simulator's services have 1.8 to 8."""
 MOST_SEEN: Final = 24
+ROUNDS: Final = 8
+"""Iterations that find a busy share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +104,70 @@ class Anchor:
     service_share: float
 
 
-def predicted(anchor: Anchor, cores: int, demand: float, threads_per_core: int) -> tuple[float, float]:
-    """Score with ``cores`` cores, and its uncertainty (sd of its logarithm), from an M/M/c queue with bursts.
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreBands:
+    """Bands of the score with 1, 2, ... cores, as columns (n,); ``domain.policy.Band`` explains them."""
+
+    value: Floats
+    sd: Floats
+    support: Floats
+
+    @classmethod
+    def of(cls, bands: Sequence[Band]) -> ScoreBands:
+        """These bands as columns."""
+        return cls(
+            np.array([b.value for b in bands], dtype=np.float64),
+            np.array([b.sd for b in bands], dtype=np.float64),
+            np.array([b.support for b in bands], dtype=np.float64),
+        )
+
+    def band(self, cores: int) -> Band:
+        """The band with a number of cores."""
+        place = cores - 1
+        return Band(float(self.value[place]), float(self.sd[place]), float(self.support[place]))
+
+
+def queue_estimates(
+    seen: Sequence[Seen],
+    busy: Floats,
+    threads_per_core: int,
+    now_s: float,
+    anchor: Anchor | None = None,
+) -> ScoreBands:
+    """The scores with 1, 2, ... cores from queueing and SMT alone, without a model; their ``support`` is 0.
+
+    With an anchor they come from an M/M/c queue with bursts, else from how busy the cores would be: the score falls by
+    a factor of e per ``1 / STEEP`` of busy share, and the uncertainty is that of the knee. ``busy``: ``busy_shares``.
+    """
+    cores, nothing = np.arange(1.0, len(busy) + 1.0), np.zeros_like(busy)
+    least = LEAST_SCORE / np.maximum(busy, 1.0)  # even far from enough, more cores are slightly better
+    if anchor is not None:
+        growth = _growth(anchor, busy, cores, threads_per_core)
+        score = anchor.score / growth / np.maximum(busy / 0.97, 1.0) ** 20
+        value = np.minimum(np.maximum(score, least), MOST_RATIO)
+        return ScoreBands(value, 0.1 + 0.5 * np.abs(np.log(growth)), nothing)
+    over = busy - _knees([s for s in seen if s.until_s > now_s], cores, threads_per_core)
+    value = np.maximum(np.exp(-STEEP * over), least)
+    return ScoreBands(value, np.full_like(busy, STEEP * KNEE_SD), nothing)
+
+
+def _growth(anchor: Anchor, busy: Floats, cores: Floats, threads_per_core: int) -> Floats:
+    """Delay with each of these numbers of cores over the anchor's.
 
     Waiting for a CPU follows Sakasegawa's approximation (1977), as the 95th percentile of an exponential tail. A
     request's CPU time grows as SMT siblings get busy.
     """
-    busy = busy_share(demand, cores, threads_per_core)
-    more_cpu = _speed(anchor.busy, threads_per_core) / _speed(busy, threads_per_core) - 1.0
-    more_wait = _wait(busy, cores * threads_per_core) - _wait(anchor.busy, anchor.cores * threads_per_core)
-    growth = max(1.0 + anchor.service_share * (more_cpu + more_wait), 0.5)
-    score = anchor.score / growth / max(busy / 0.97, 1.0) ** 20
-    return min(max(score, LEAST_SCORE / max(busy, 1.0)), 10.0), 0.1 + 0.5 * abs(math.log(growth))
+    more_cpu = _speed(anchor.busy, threads_per_core) / _speeds(busy, threads_per_core) - 1.0
+    there = np.array([anchor.busy]), np.array([float(anchor.cores * threads_per_core)])
+    more_wait = _wait(busy, cores * threads_per_core) - _wait(*there)
+    return np.asarray(np.maximum(1.0 + anchor.service_share * (more_cpu + more_wait), 0.5), dtype=np.float64)
 
 
-def _wait(busy: float, cpus: int) -> float:
+def _wait(busy: Floats, cpus: Floats) -> Floats:
     """95th percentile of the wait for one of these CPUs, as a multiple of the service time."""
-    queued = min(busy, 1.0) ** (math.sqrt(2.0 * (cpus + 1.0)) - 1.0)
-    return BURSTS * math.log(max(queued / 0.05, 1.0)) / (cpus * max(1.0 - busy, 0.02))
+    queued = np.minimum(busy, 1.0) ** (np.sqrt(2.0 * (cpus + 1.0)) - 1.0)
+    waits = BURSTS * np.log(np.maximum(queued / 0.05, 1.0)) / (cpus * np.maximum(1.0 - busy, 0.02))
+    return np.asarray(waits, dtype=np.float64)
 
 
 def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> float:
@@ -110,13 +175,24 @@ def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> 
     return usage_cpus * _speed(busy_share, threads_per_core)
 
 
+@lru_cache(maxsize=4096)
 def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
     """Busy share of these cores' CPUs under a demand, with SMT interference; above 1 means overload."""
     cpus = cores * threads_per_core
     busy = demand / cpus
-    for _ in range(8):
+    for _ in range(ROUNDS):
         busy = demand / (cpus * _speed(busy, threads_per_core))
     return busy
+
+
+def busy_shares(demand: float, most: int, threads_per_core: int) -> Floats:
+    """``busy_share`` of 1 to ``most`` cores."""
+    cpus = np.arange(1.0, most + 1.0) * threads_per_core
+    busy = demand / cpus
+    if threads_per_core > 1:
+        for _ in range(ROUNDS):
+            busy = demand / (cpus * _speeds(busy, threads_per_core))
+    return np.asarray(busy, dtype=np.float64)
 
 
 def _speed(busy: float, threads_per_core: int) -> float:
@@ -124,77 +200,72 @@ def _speed(busy: float, threads_per_core: int) -> float:
     return thread_speed(busy) if threads_per_core > 1 else 1.0
 
 
-def chance(
-    seen: Sequence[Seen],
-    cores: int,
-    demand: float,
-    threads_per_core: int,
-    now_s: float,
-    anchor: Anchor | None = None,
-) -> float:
-    """Probability that ``cores`` suffice for this demand.
+def _speeds(busy: Floats, threads_per_core: int) -> Floats:
+    """``_speed`` for each of these busy shares."""
+    if threads_per_core <= 1:
+        return np.ones_like(busy)
+    full = np.minimum(busy, 1.0)
+    speeds: Floats = 1.0 - (1.0 - SIBLING_SPEED) * full * full
+    return speeds
 
-    It comes from experience, else from the queue model and ``anchor``, else from how busy the cores would be.
+
+def is_idle(cores: int, demand: float, threads_per_core: int) -> bool:
+    """True if this demand would not keep this number of cores busy."""
+    knee = KNEE_BUSY - KNEE_FEW / (cores * threads_per_core)
+    return busy_share(demand, cores, threads_per_core) <= knee - SPARE_BUSY
+
+
+def chances(
+    seen: Sequence[Seen], demand: float, now_s: float, most: int, bands: Callable[[], ScoreBands]
+) -> list[float]:
+    """Probabilities that 1 to ``most`` cores suffice for this demand, from experience as far as it reaches.
+
+    Elsewhere from the scores expected (``bands``), which are not asked for if no number is left open.
     """
-    alive = [s for s in seen if s.until_s > now_s]
-    bad = [s for s in alive if not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand]
-    if bad:
-        return NEVER
-    if any(s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in alive):
-        return KNOWN
-    if anchor is not None:
-        score, sd = predicted(anchor, cores, demand, threads_per_core)
-        guess = 0.5 * (1.0 + math.erf(math.log(score) / (sd * math.sqrt(2.0))))
-        if any(not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand for s in seen):
-            guess *= FAILED_BEFORE  # may be tried again, at reduced odds
-        return min(max(guess, NEVER), KNOWN)
-    busy = busy_share(demand, cores, threads_per_core)
-    knee = _knee(alive, cores, threads_per_core)
-    guess = 1.0 / (1.0 + math.exp(min((busy - knee) / KNEE_WIDTH, 50.0)))
-    return min(max(guess, NEVER), KNOWN)
+    failed = [s for s in seen if not s.good and demand * LESS_DEMAND >= s.demand]
+    doubted = max((s.cores for s in failed), default=0)  # may be tried again, at reduced odds
+    banned = min(max((s.cores for s in failed if s.until_s > now_s), default=0), most)
+    good = (s for s in seen if s.good and s.until_s > now_s and demand <= s.demand * SAME_DEMAND)
+    known = min((s.cores - 1 for s in good), default=most)
+    found = [NEVER] * banned
+    if banned < known:
+        open_ = slice(banned, known)
+        expects = bands()
+        sigmas = np.log(expects.value[open_]) / (np.maximum(expects.sd[open_], 1e-3) * math.sqrt(2.0))
+        for cores, each in enumerate(sigmas.tolist(), banned + 1):
+            guess = 0.5 * (1.0 + math.erf(each)) * (FAILED_BEFORE if cores <= doubted else 1.0)
+            found.append(min(max(guess, NEVER), KNOWN))
+    return found + [KNOWN] * (most - len(found))
 
 
-def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:
-    """Busy share of these cores at which the target is met with even odds.
+def _knees(alive: Sequence[Seen], cores: Floats, threads_per_core: int) -> Floats:
+    """Busy share of each of 1, 2, ... cores at which the target is met with even odds.
 
     Busier cores seen on target raise it; less busy cores seen below target lower it.
     """
-    knee = KNEE_BUSY - KNEE_FEW / (cores * threads_per_core)
-    fine = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if s.good and s.cores <= cores]
-    poor = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if not s.good and s.cores >= cores]
-    if fine:
-        knee = max(knee, max(fine) + KNEE_WIDTH)
-    if poor:
-        knee = min(knee, min(poor) - KNEE_WIDTH)
-    return knee
+    knees = KNEE_BUSY - KNEE_FEW / (cores * threads_per_core)
+    for s in (s for s in alive if s.good):
+        more = knees[s.cores - 1 :]
+        np.maximum(more, busy_share(s.demand, s.cores, threads_per_core) + KNEE_WIDTH, out=more)
+    for s in (s for s in alive if not s.good):
+        fewer = knees[: s.cores]
+        np.minimum(fewer, busy_share(s.demand, s.cores, threads_per_core) - KNEE_WIDTH, out=fewer)
+    return np.asarray(knees, dtype=np.float64)
 
 
-def expected(
-    seen: Sequence[Seen],
-    cores: int,
-    demand: float,
-    threads_per_core: int,
-    now_s: float,
-    anchor: Anchor | None = None,
-) -> float:
-    """Expected score with these cores.
-
-    It comes from the queue model and ``anchor`` if there is one. Otherwise the score falls by a factor of e per
-    ``1 / STEEP`` of busy share above the knee. Experience that applies bounds the score.
-    """
-    alive = [s for s in seen if s.until_s > now_s]
-    busy = busy_share(demand, cores, threads_per_core)
-    over = busy - _knee(alive, cores, threads_per_core)
-    # Even far from enough, more cores are slightly better.
-    score = min(max(math.exp(-STEEP * over), LEAST_SCORE / max(busy, 1.0)), MOST_SCORE)
-    if anchor is not None:
-        score, _ = predicted(anchor, cores, demand, threads_per_core)
-    for s in alive:
-        if s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND:
-            score = max(score, s.score)
-        elif not s.good and cores <= s.cores and demand * SAME_DEMAND >= s.demand:
-            score = min(score, s.score)
-    return score
+def expected(seen: Sequence[Seen], demand: float, now_s: float, bands: ScoreBands) -> Floats:
+    """Expected scores with 1, 2, ... cores: those of ``bands``, within what experience allows."""
+    scores = bands.value.copy()
+    for s in seen:
+        if s.until_s <= now_s:
+            continue
+        if s.good and demand <= s.demand * SAME_DEMAND:
+            more = scores[s.cores - 1 :]
+            np.maximum(more, s.score, out=more)
+        elif not s.good and demand * SAME_DEMAND >= s.demand:
+            fewer = scores[: s.cores]
+            np.minimum(fewer, s.score, out=fewer)
+    return scores
 
 
 def note(
@@ -263,8 +334,7 @@ class Claim:
 
     def needs(self, level: float) -> int:
         """Fewest cores with which the score reaches ``level``, or its maximum if that is lower."""
-        level = min(level, self.scores[-1])
-        return next(n for n, score in enumerate(self.scores, 1) if score >= level)
+        return bisect_left(self.scores, min(level, self.scores[-1])) + 1
 
 
 def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
@@ -281,13 +351,9 @@ def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
     left = cores - len(claims)
     for priority in sorted({claim.priority for claim in claims}, reverse=True):
         peers = sorted((c for c in claims if c.priority == priority), key=lambda c: c.name)
-        levels = sorted({min(s, 1.0) for c in peers for s in c.scores}, reverse=True)
-        for level in levels:
-            needs = {c.name: c.needs(level) for c in peers}
-            if sum(needs.values()) - len(peers) <= left:
-                got.update(needs)
-                left -= sum(needs.values()) - len(peers)
-                break
+        level = _highest_level(peers, left)
+        got.update({c.name: c.needs(level) for c in peers})
+        left -= _beyond_one(peers, level)
         short = [c for c in peers if c.score(got[c.name]) < 1.0]
         for claim in sorted(short, key=lambda c: (c.needs(1.0) - got[c.name], -c.has, c.name)):
             more = claim.needs(1.0) - got[claim.name]
@@ -296,11 +362,23 @@ def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
                 left -= more
         short = [c for c in peers if c.score(got[c.name]) < 1.0]
         for claim in sorted(short, key=lambda c: (c.score(got[c.name]), -c.has, c.name)):
-            best = max(claim.score(got[claim.name] + n) for n in range(left + 1))
-            more = claim.needs(best) - got[claim.name]
+            more = claim.needs(claim.score(got[claim.name] + left)) - got[claim.name]
             got[claim.name] += more
             left -= more
     return got
+
+
+def _highest_level(claims: Sequence[Claim], spare: int) -> float:
+    """Highest level, at most 1, that all these claims reach with one core each and the spare ones."""
+    levels = sorted({min(s, 1.0) for c in claims for s in c.scores})
+    # The lowest level needs no spare core, and no level needs fewer than a lower one.
+    beyond = bisect_left(levels, spare + 1, lo=1, key=lambda level: _beyond_one(claims, level))
+    return levels[beyond - 1]
+
+
+def _beyond_one(claims: Sequence[Claim], level: float) -> int:
+    """Cores beyond one each that bring these claims to a level."""
+    return sum(claim.needs(level) for claim in claims) - len(claims)
 
 
 def worst(counts: Mapping[str, int], claims: Sequence[Claim]) -> float:
@@ -311,7 +389,8 @@ def worst(counts: Mapping[str, int], claims: Sequence[Claim]) -> float:
 def spread(spare: int, got: Mapping[str, int], claims: Sequence[Claim]) -> dict[str, int]:
     """Give each spare core to the LRA with the fewest cores relative to its need; used when no batch wants them."""
     result = dict(got)
+    needs = {c.name: c.needs(1.0) for c in claims}
     for _ in range(spare):
-        least = min(claims, key=lambda c: (result[c.name] / c.needs(1.0), -c.has, c.name))
+        least = min(claims, key=lambda c: (result[c.name] / needs[c.name], -c.has, c.name))
         result[least.name] += 1
     return result

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission.arbiter.member import Look, Member
+from perphd.admission.arbiter.partition_cores import SharedCores
 from perphd.admission.context import lras, total_cores
+from perphd.admission.thresholds import LIKELY
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Estimate, Health, Verdict
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
 
-BY_BUSY_CORES: Final = "from the expected load of its cores and from experience, without a model"
-"""Basis of the candidates' scores."""
+WEIGHED: Final = (
+    "the model's prediction, weighed by its samples there against a queueing estimate; "
+    "measured scores take precedence"
+)
+BY_QUEUE: Final = (
+    "a queueing estimate and measured scores; the model knows no undisturbed performance to compare with yet"
+)
+"""Bases of the candidates' scores, with and without a prediction of the model."""
+SAME_SCORE: Final = 0.005
+"""Difference up to which a score counts as the model's own."""
 
 
 @dataclass(slots=True)
@@ -26,7 +37,7 @@ class Draft:
     candidates: tuple[Candidate, ...] = ()
 
 
-def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
+def moved(draft: Draft, member: Member, count: int, left: int) -> Draft:
     """The draft with its change of cores. ``count``: the LRA's new number of cores; ``left``: batch's
     number of cores.
     """
@@ -34,19 +45,38 @@ def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple
     if action is Action.HOLD:
         action = Action.GROW if count > member.cores else Action.SHRINK
     text = f"{member.cores or 'no'} -> {count} cores of its own, batch has {left}: {draft.reason}"
-    return Draft(action, text, candidates)
+    return Draft(action, text, draft.candidates)
 
 
 def candidates(
-    member: Member, count: int, total: int, cache: tuple[int, int], expected: Callable[[Member, int], float]
+    cores: SharedCores, look: Look, member: Member, count: int, chosen: Allocation
 ) -> tuple[Candidate, ...]:
-    """The LRA's present and new numbers of cores and their neighbours, each with the expected score."""
-    found = []
-    for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
-        grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
-        verdict = "chosen" if cores == count else "in force" if cores == member.cores else "considered"
-        estimate = Estimate(expected(member, cores), BY_BUSY_CORES)
-        found.append(Candidate(Allocation(grant, 0, *cache), None, float(cores), verdict, estimate))
+    """The LRA's present and new numbers of own cores, their neighbours, and the fewest that are likely enough.
+
+    Args:
+        cores: the cores to divide.
+        look: the LRA now.
+        member: its state before this decision.
+        count: its new number of cores.
+        chosen: its new allocation.
+    """
+    asked = {member.cores, count - 1, count, count + 1, cores.fewest(look, member, LIKELY)}
+    counts = sorted(n for n in asked if 1 <= n <= cores.total)
+    held, found = look.view.protection, []
+    for number, prediction in zip(counts, cores.predictions(look, counts), strict=True):
+        allocation, verdict = chosen, "chosen"
+        if number != count:
+            left = max(0, chosen.cpu.batch_cores + count - number)
+            allocation = replace(chosen, cpu=replace(chosen.cpu, batch_cores=left, own_cores=number))
+            verdict = "considered"
+            if number == member.cores:
+                verdict = "in force"
+                allocation = held if held is not None and held.cpu.own_cores == number else allocation
+        score = cores.score_of(look, member, number)
+        estimate: Estimate | None = Estimate(score, BY_QUEUE if prediction is None else WEIGHED)
+        if prediction is not None and math.isclose(score, prediction.score, abs_tol=SAME_SCORE):
+            estimate = None
+        found.append(Candidate(allocation, prediction, float(number), verdict, estimate))
     return tuple(found)
 
 

@@ -1,10 +1,10 @@
 """Controller of several LRAs: each on exclusive cores, batch on the rest with limited cache and bandwidth.
 
 Protecting LRAs from batch does not protect them from each other, so each gets exclusive cores. The number of cores
-is estimated from how busy the LRA keeps them, and learned from outcomes (``partition``). An LRA that is short gets
-enough for its target at once, first from batch, then from LRAs that can spare cores. Excess cores go back to batch,
-one at a time if that is uncertain (``partition_cores``). In each L3 domain, batch loses cache and bandwidth
-according to the needs of the LRAs there (``domain_caches``).
+is predicted by the LRA's model, with a queue estimate as the prior (``partition_model``), and learned from outcomes
+(``partition``). An LRA that is short gets enough for its target at once, first from batch, then from LRAs that can
+spare cores. Excess cores go back to batch, one at a time if that is uncertain (``partition_cores``). In each L3 domain,
+batch loses cache and bandwidth according to the needs of the LRAs there (``domain_caches``).
 
 One tick is one pass over values: ``PartitionState`` is the only state.
 """
@@ -34,6 +34,7 @@ from perphd.admission.arbiter.member import (
     take_in,
 )
 from perphd.admission.arbiter.partition_cores import CoreShares, SharedCores, divide
+from perphd.admission.arbiter.partition_model import CoreModels
 from perphd.admission.arbiter.partition_reach import SharedReach
 from perphd.admission.arbiter.partition_records import Draft
 from perphd.admission.arbiter.partition_state import PartitionResult, PartitionState, floor_cores, present
@@ -44,9 +45,9 @@ from perphd.admission.detector.origin import nothing_to_give
 from perphd.admission.moves import memory
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import FAIR, LIKELY, SURE
-from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
+from perphd.domain.allocation import DEFAULT_WEIGHT, IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.backoff import doubled_s
-from perphd.domain.decision import Action, Decision, Outcome
+from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available
 
@@ -77,6 +78,7 @@ class PartitionedTick:
         self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
+        self._short: dict[str, tuple[Member, bool]] = {}
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
         total = total_cores(snapshot)
         self.cores = SharedCores(
@@ -88,6 +90,8 @@ class PartitionedTick:
             can_lend=bool(giving) and all("cpu_weight" in v.enforceable for v in giving),
             now_s=self.now_s,
         )
+        weight: Weight = IDLE if self.partitioned.lent else DEFAULT_WEIGHT
+        self.cores = replace(self.cores, models=CoreModels(snapshot, total, self.cores.most, weight))
         self.cache = DomainCaches(
             settings, snapshot, self.partitioned.caches, self.partitioned.placed, giving
         )
@@ -196,7 +200,7 @@ class PartitionedTick:
             if member.demand is None:
                 return max(1, self.cores.total // (len(self.looks) + 1))
             # Other workloads distort its CPU use. The estimate is repeated once it has its own cores.
-            return self.cores.fewest(member, SURE)
+            return self.cores.fewest(look, member, SURE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
         if name in self.undone:
@@ -208,7 +212,7 @@ class PartitionedTick:
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
             if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
                 return member.cores
-            fewest = min(member.cores, self.cores.fewest(member, LIKELY))
+            fewest = min(member.cores, self.cores.fewest(look, member, LIKELY))
             if fewest < member.cores:
                 draft.action = Action.SHRINK
                 draft.reason = (
@@ -218,7 +222,7 @@ class PartitionedTick:
         if not look.clean:
             draft.reason = "the last change is settling"
             return member.cores
-        if is_short(member, look):
+        if self._is_short(name, member):
             return self._rescued(name, member, look, draft)
         if look.score < 1.0:
             draft.reason = "below target, but within the scatter of its samples: watching"
@@ -233,7 +237,8 @@ class PartitionedTick:
             # Its cores are not busy, so first check whether the last added cores helped.
             draft.reason = f"score {member.level:.2f}: evaluating whether more cores help"
             return member.cores
-        guess = self.cores.chance(member, member.cores)
+        # The model has also learned what cache and bandwidth cost here, so it cannot tell that from too few cores.
+        guess = self.cores.chance_by_queue(member, member.cores)
         member = found_too_few(member, look, self.now_s) if not hierarchy_is_to_blame(look) else member
         doubt = member.idle_cores_until_s > self.now_s
         # Busy cores are assumed to be too few, whatever else is slow.
@@ -254,7 +259,7 @@ class PartitionedTick:
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return self.cores.fewest(member, LIKELY, member.cores + step)
+        return self.cores.fewest(look, member, LIKELY, member.cores + step)
 
     def _spared(self, name: str, member: Member, draft: Draft) -> int:
         """Number of cores for the LRA: fewer if it can spare some that are wanted elsewhere, else its present
@@ -265,8 +270,8 @@ class PartitionedTick:
             return member.cores
         # An LRA that is short and can take nothing from batch waits for a neighbour's spare cores.
         needed = short and sum(m.cores for m in self.members.values()) >= self.cores.for_lras
-        settings, batch_cores = self.looks[name].settings, self.partitioned.batch_cores
-        cores, why = self.cores.spared(member, settings, needed=needed, batch_cores=batch_cores)
+        batch_cores = self.partitioned.batch_cores
+        cores, why = self.cores.spared(self.looks[name], member, needed=needed, batch_cores=batch_cores)
         if why:
             draft.reason = why
         if cores < member.cores:
@@ -279,7 +284,7 @@ class PartitionedTick:
             draft, member = self.drafts[name], self.members[name]
             if name in lacks:
                 look = self.looks[name]
-                waits = member.cores and count == member.cores and is_short(member, look)
+                waits = member.cores and count == member.cores and self._is_short(name, member)
                 if waits and self.cache.tighten(member, look):
                     draft.action = Action.GROW
                     self.members[name] = replace(member, scores=(), calm_since_s=None)
@@ -287,7 +292,7 @@ class PartitionedTick:
                 draft.reason = f"{draft.reason}; {lacks[name]}"
             if count < member.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
-                kept = self.cores.chance(member, count)
+                kept = self.cores.chance_of(self.looks[name], member, count)
                 lost = f"gives up {member.cores - count} of {member.cores} cores"
                 kept_words = f"keeps its target with a chance of {kept:.0%}"
                 draft.reason = f"{lost} and {kept_words}; below target: {', '.join(takers)}"
@@ -339,22 +344,20 @@ class PartitionedTick:
             reach = partition_reach.changed(reach, self.now_s)
         for name, count in counts.items():
             member, look, draft = self.members[name], self.looks[name], self.drafts[name]
-            cache = self.cache.protection(name)
+            grant = CpuGrant(self.cores.total, left, weight, exclusive=True, own_cores=count)
+            chosen = Allocation(grant, self._memory(look), *self.cache.protection(name))
+            if count != member.cores or look.judged.verdict.health is Health.DEGRADED:
+                draft.candidates = partition_records.candidates(self.cores, look, member, count, chosen)
             if count != member.cores:
                 trial = None
                 if member.cores and not settled and draft.action is not Action.ROLLBACK:
                     trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
-                shown = partition_records.candidates(
-                    member, count, self.cores.total, cache, self.cores.expected
-                )
-                draft = partition_records.moved(draft, member, count, left, shown)
+                draft = partition_records.moved(draft, member, count, left)
                 rescues = member.rescues + (count > member.cores > 0)
                 member = replace(
                     member, cores=count, scores=(), calm_since_s=None, trial=trial, rescues=rescues
                 )
                 self.members[name] = member
-            grant = CpuGrant(self.cores.total, left, weight, exclusive=True, own_cores=count)
-            chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
             decisions.append(partition_records.record(self.snapshot, look, draft, chosen))
         partitioned = replace(
@@ -419,7 +422,13 @@ class PartitionedTick:
         return self.now_s - since_s >= self.settings.release_after_s
 
     def _somebody_is_short(self) -> bool:
-        return any(is_short(m, self.looks[n]) for n, m in self.members.items())
+        return any(self._is_short(n, m) for n, m in self.members.items())
+
+    def _is_short(self, name: str, member: Member) -> bool:
+        known = self._short.get(name)
+        if known is None or known[0] is not member:
+            known = self._short[name] = member, is_short(member, self.looks[name])
+        return known[1]
 
     def _batch_is_full(self) -> bool:
         """True if batch cannot use more cores."""

@@ -123,7 +123,7 @@ def assess(
     return tuple(
         Assessed(
             allocation,
-            _score(work[i], delay[i], target, z),
+            score_of(work[i], delay[i], target, z),
             batch[i].value,
             batch[i].value * batch[i].sd,
         )
@@ -378,16 +378,14 @@ def _cheapest(items: Sequence[Assessed]) -> Assessed:
     return max(equal, key=lambda a: (a.allocation.cpu.batch_cores, a.prediction.lower))
 
 
-def _score(work: Band, delay: Band, target: Target, z: float) -> Prediction:
+def score_of(work: Band, delay: Band, target: Target, z: float) -> Prediction:
     """Band of min(work/target work, target delay/delay), combined conservatively from both channels."""
     value = lower = upper = math.inf
     support = math.inf
-    if target.work_band is not None and isinstance(target.work, float) and target.work > 0:
-        factor = target.work_band.value / target.work
+    if (factor := work_factor(target)) is not None:
         value, lower, upper = factor * work.value, factor * work.at(-z), factor * work.at(z)
         support = work.support
-    if target.delay_band is not None and isinstance(target.delay, float) and target.delay > 0:
-        factor = target.delay / target.delay_band.value
+    if (factor := delay_factor(target)) is not None:
         value = min(value, factor / delay.value)
         lower = min(lower, factor / delay.at(z))
         upper = min(upper, factor / delay.at(-z))
@@ -395,3 +393,17 @@ def _score(work: Band, delay: Band, target: Target, z: float) -> Prediction:
     if math.isinf(value):
         return Prediction(1.0, 0.0, math.inf, 0.0)
     return Prediction(value, lower, upper, support)
+
+
+def work_factor(target: Target) -> float | None:
+    """Undisturbed work over target work; None if one of them is unknown."""
+    if target.work_band is None or not isinstance(target.work, float) or target.work <= 0:
+        return None
+    return target.work_band.value / target.work
+
+
+def delay_factor(target: Target) -> float | None:
+    """Target delay over undisturbed delay; None if one of them is unknown."""
+    if target.delay_band is None or not isinstance(target.delay, float) or target.delay <= 0:
+        return None
+    return target.delay / target.delay_band.value
