@@ -38,7 +38,7 @@ async def test_lras_that_state_their_latency_keep_it_beside_each_other(tmp_path:
     learned = await on_target(tmp_path / "learned", latency=False)
     stated = await on_target(tmp_path / "stated", latency=True)
     # Without a stated latency perphd measures what is usual while the neighbour disturbs already.
-    assert learned < 0.7
+    assert learned < 0.9
     assert stated > 0.9
 
 
