@@ -64,10 +64,10 @@ def expected_false_alarms(state: DetectorState, settings: PolicySettings, period
 
 
 def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
-    """Run the detector on generated correlated normal noise, and on drops of two sigma in it. Takes 0.1 s.
+    """Run the detector on generated correlated normal noise, and on drops of two sigma in it.
 
     The target lies one sigma below the reference. Applications have heavier tails, so normal noise should cause fewer
-    false alarms than are accepted.
+    false alarms than are accepted. The test takes about a second of CPU time.
     """
     rate, made = settings.false_alarms_per_day, _noise(random.Random(1))
     state = Baseline()

@@ -1,4 +1,4 @@
-"""Checks the detector's false-alarm rate at the start."""
+"""Checks the detector's false-alarm rate when the daemon starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DetectorCheck:
         self.result: DetectorTest | None = None
 
     def run(self) -> None:
-        """Check the rate under the configuration in force. This takes seconds of CPU time."""
+        """Check the rate under the configuration in force. This takes about a second of CPU time."""
         config = self._config.now
         self.result = calibration.self_test(config.policy, config.daemon.period_s)
 

@@ -290,7 +290,7 @@ class Federated:
 
     def _words(self, told: Pooled) -> str:
         others = sum(each.contributor != self._name for each in told.sources)
-        words = f"began from {others} other hosts"
+        words = f"began from {others} other host{'' if others == 1 else 's'}"
         return words if others == len(told.sources) else f"{words} and a replica on this one"
 
     # -- origins --------------------------------------------------------------------------------------------------

@@ -48,7 +48,10 @@ FORECASTS_OFF: Final = (
     "no forecast worker is running: set enabled = true in [forecast] and in [store], and restart perphd; "
     "a simulated host has none"
 )
-_NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
+_NOTHING: Final = Unavailable(
+    "the forecast worker has published nothing yet; its first cycle takes about a minute, "
+    "and a forecast needs an hour of samples"
+)
 
 Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int, str]
 """A workload: name, cgroup, minimum memory (bytes), the limits that perphd has set on it, reserved memory (bytes),

@@ -200,10 +200,11 @@ def expected_utility(
     requests: tuple[float, float],
     utility: Callable[[float], float],
 ) -> float:
-    """E[U(T)] of a job of ``work_cpu_s`` beside the running jobs (5.3); ``utility`` takes the run time.
+    """Expected utility of a job with this work, beside the running jobs (DistSched, 5.3).
 
-    ``cpu`` and ``running`` map outcomes (CPUs needed) to probabilities. ``requests``: CPUs requested by the job, and
-    by the running jobs together.
+    ``work_cpu_s``: its work in CPU seconds. ``utility``: maps a run time in seconds to the utility. ``cpu``,
+    ``running``: map outcomes (CPUs needed) to probabilities. ``requests``: CPUs requested by the job, and by the
+    running jobs together.
     """
     total = 0.0
     for needed, p in cpu.items():

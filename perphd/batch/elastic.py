@@ -76,7 +76,7 @@ def arrived(shares: ElasticShares, job: ElasticRequest) -> ElasticShares:
 
 
 def departed(shares: ElasticShares, name: str) -> ElasticShares:
-    """The shares after a job has ended or was cancelled in any state."""
+    """The shares after a job has ended or been cancelled, whatever its state was."""
     serving, preempting, waiting = (
         tuple(job for job in jobs if job.name != name)
         for jobs in (shares.serving, shares.preempting, shares.waiting)

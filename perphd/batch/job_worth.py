@@ -115,7 +115,7 @@ def _by_work(active: ActiveJob, ran_s: float) -> tuple[WorkOutlook, float, float
 
 
 def with_overrun(active: ActiveJob, now_s: float, cycle_s: float) -> Overrun:
-    """The extended end of a job that has outlived its history. ``cycle_s``: length of the first extension."""
+    """The job's expected end, moved if the job has reached it. ``cycle_s``: length of the first extension."""
     history = active.outlook.run_time_s
     longest_s = history.most if history.count else 0.0
     return moved_end(active.overrun, longest_s, active.job.has_run_s(now_s), cycle_s)

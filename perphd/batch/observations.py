@@ -100,9 +100,9 @@ class Observations:
     def active(
         self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float, given: float = math.inf
     ) -> ActiveJob:
-        """The job for a scheduling pass; its end is extended if it has outlived its history.
+        """The job as a scheduling pass sees it.
 
-        ``given``: CPUs that it may use now.
+        If it has run longer than all similar jobs, its expected end is moved. ``given``: CPUs that it may use now.
         """
         use = self.of(job)
         known = self._with_earlier(job, use)

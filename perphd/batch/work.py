@@ -37,7 +37,10 @@ from perphd.forecast.histogram import Histogram, quantiles, shares_to, survival
 LEAST_SCORED: Final = 3
 """Minimum number of jobs with scored predictions before the errors decide which prediction is used."""
 NEAR: Final = 1.15
-"""Factor by which work may vary more than the run time and still be used."""
+"""Maximum ratio of the spread of earlier jobs' work to the spread of their run time at which work predicts a job's end.
+
+It applies until errors of predictions are known.
+"""
 LEAST_CPUS: Final = 0.05
 """CPU use, in CPUs, below which a job waits for other resources: its CPU time does not predict its end."""
 LEAST_RATE_RATIO: Final = 0.01

@@ -43,7 +43,7 @@ _SOCKET = click.option(
 
 
 class Out:
-    """The output of a command: JSON, plain text, or a terminal."""
+    """Prints the output of a command: as JSON, as plain text, or formatted for a terminal."""
 
     def __init__(self, socket: str | None, as_json: bool) -> None:
         self._socket, self.as_json = socket, as_json

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -21,6 +21,8 @@ from perphd.domain.reading import Reading, Unavailable, available
 
 if TYPE_CHECKING:
     from perphd.host.fs import RealFs
+
+_GIVE_PATH: Final = "give the control group's path, e.g. /system.slice/mariadb.service"
 
 
 def add_iopath_command(cli: click.Group) -> None:
@@ -96,13 +98,14 @@ def _place(out: Out, workload: str) -> tuple[str, str]:
         config = load(runtime=False)
     except ConfigError as exc:
         raise PerphError(
-            f"no daemon answers, and the configuration cannot be read: {exc}; give the group's path"
+            f"the daemon could not be queried, and the configuration cannot be read: {exc}; {_GIVE_PATH}"
         ) from exc
     for spec in config.workloads:
         if spec.name == workload and spec.cgroup:
             return "", spec.cgroup
     raise PerphError(
-        f"{workload}: no daemon answers, and the configuration names no group for it; give the group's path"
+        f"{workload}: the daemon could not be queried, and the configuration names no control group for it; "
+        f"{_GIVE_PATH}"
     )
 
 

@@ -33,7 +33,7 @@ _EVERY_S = 10.0
 @click.option(
     "--points",
     type=click.IntRange(20, 20_000),
-    help="Number of allocations to try [default: 10 % of all, 20 to 1000].",
+    help="Number of allocations to measure [default: 10 % of all, at least 25 (one knob) or 50, at most 1000].",
 )
 @click.option(
     "--settle",

@@ -21,8 +21,10 @@ MODELS: Final = "models"
 LATE_S: Final = 120.0
 """Seconds after its end from which a window counts as complete. The store's writer and a slow tick need far less."""
 MOST_WINDOWS: Final = 2000
-"""Maximum number of windows to search for the newest committed one, each with one request; only the first shipment
-searches.
+"""Maximum number of windows that one run ships; finding each costs one request.
+
+If more are missing, only the newest are shipped. The next run stops its search at the newest committed window, so older
+windows are never shipped.
 """
 
 
@@ -82,9 +84,9 @@ def is_committed(place: ObjectStore) -> bool:
 
 
 def ship(to: str, store: str, host: str, every_s: float, form: str, now_s: float) -> Iterator[str]:
-    """Commit every complete window that is missing at the destination, oldest first. Yields a sentence for each.
+    """Commit the complete windows that are missing at the destination, oldest first. Yields a sentence for each.
 
-    The models go with the newest window.
+    See ``MOST_WINDOWS`` for their maximum number. The models go with the newest window.
 
     Args:
         to: folder or URL below which each host has its own.
@@ -121,7 +123,7 @@ def unshipped(
     """Start times of the windows to ship, oldest first.
 
     Windows are shipped in order, so all windows before a committed one are committed. Calls ``committed`` from the
-    newest window backwards, until it returns True or nothing older is stored.
+    newest window backwards, until it returns True, nothing older is stored, or ``MOST_WINDOWS`` are found.
     """
     if oldest_row_s is None:
         return []

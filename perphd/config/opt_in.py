@@ -206,7 +206,7 @@ def read_declaration(said: Mapping[str, str], origin: _Origin) -> WorkloadSpec:
     """The workload that the keys describe, without its control group.
 
     Raises:
-        ConfigError: a key or value is refused, with the key alone as its place.
+        ConfigError: a key or value is refused. The error names the key, but no file.
     """
     kind = _kind(said, origin)
     table: dict[str, Any] = {"name": "x", "cgroup": "/x"}

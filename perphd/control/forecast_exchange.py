@@ -108,7 +108,13 @@ class Exchange:
                 self._note(key, found, now_unix_s)
                 if found.losses:
                     ranked = ", ".join(found.ranked)
-                    log.info("%s %s: initial ranking from %d hosts: %s", *key, len(found.hosts), ranked)
+                    log.info(
+                        "%s %s: initial ranking of forecast models, best first: %s "
+                        "(hosts that contributed scores: %d)",
+                        *key,
+                        ranked,
+                        len(found.hosts),
+                    )
         return {key: self._priors[key].losses for key in wanted if self._priors[key].losses}
 
     def _note(self, key: Key, found: Prior, now_unix_s: float) -> None:

@@ -54,8 +54,9 @@ READ_BYTES: Final = 1 << 20
 class Listed:
     """A workload as the daemon lists it for the worker.
 
-    ``own``: names of the fields of ``Settings`` that perphd has set. ``declared_bytes``: reserved memory, 0 if
-    undeclared. ``application``: the name by which other hosts know the workload; empty if it is the same name.
+    ``own``: names of the limits (fields of ``Settings``; see ``forecasts.LIMITS``) that perphd has set.
+    ``declared_bytes``: reserved memory, 0 if undeclared. ``application``: the name by which other hosts know the
+    workload; empty if it is the same name.
     """
 
     name: str

@@ -33,7 +33,7 @@ class KeptFile:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start renewing the file."""
+        """Start updating the file."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
@@ -56,7 +56,7 @@ class KeptFile:
                 now_s = time.monotonic()
                 if told_s is None or now_s - told_s >= TELL_EVERY_S:
                     told_s = now_s
-                    log.exception("%s: cannot be renewed; retried every %g s", self._path, self._period_s)
+                    log.exception("%s: cannot be updated; retrying every %g s", self._path, self._period_s)
             await asyncio.sleep(self._period_s)
 
 

@@ -256,9 +256,9 @@ class QueueRoutes:
         if stored > MAX_STORED_BYTES:
             raise ApiError(
                 Code.REFUSED,
-                "the jobs of this array are too large together",
-                "array",
-                f"{MAX_STORED_BYTES} bytes",
+                f"the jobs of this request would take {stored} bytes together",
+                "array" if elastic is None else "elastic",
+                f"at most {MAX_STORED_BYTES} bytes",
             )
         try:
             if size is None:

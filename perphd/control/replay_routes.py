@@ -155,8 +155,8 @@ def target_out(target: TargetState) -> dict[str, Any]:
 def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
     """A snapshot without the topology (in the head), the models (their answers are recorded) and the memory.
 
-    User names and passwords in workloads' URLs are omitted too: no policy uses them, and readers may not know
-    them.
+    User names and passwords in workloads' URLs are omitted too: no policy uses them, and readers of a recording
+    must not see them.
     """
     host = {f.name: encode(getattr(snapshot.host, f.name)) for f in fields(HostView) if f.name != "topology"}
     views = [

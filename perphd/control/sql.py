@@ -25,7 +25,10 @@ from perphd.domain.wire import json_of
 from perphd.monitor.query import Cell, QueryError, QueryResult, fetch, reading
 
 _ROWS_AT_ONCE: Final = 500
-"""Rows encoded as JSON without releasing the interpreter lock, for which the loop may wait: a millisecond or two."""
+"""Number of rows encoded as JSON at a time.
+
+Encoding holds the interpreter lock, so the event loop may wait one or two milliseconds.
+"""
 
 
 class Queries:
@@ -131,7 +134,7 @@ def answer(result: QueryResult) -> dict[str, Any]:
 
 
 def _json(result: QueryResult) -> bytes:
-    """``answer`` as JSON, in chunks of some rows."""
+    """``answer`` as JSON, encoded in chunks of ``_ROWS_AT_ONCE`` rows."""
     parts = [
         json_of([[_cell(cell) for cell in row] for row in result.rows[start : start + _ROWS_AT_ONCE]])[1:-1]
         for start in range(0, len(result.rows), _ROWS_AT_ONCE)

@@ -135,7 +135,10 @@ def farthest(uses: Iterable[IoUse]) -> IoUse | None:
 
 
 def flaws(uses: Sequence[IoUse]) -> tuple[str, ...]:
-    """Flaws of these paths, as sentences: data replicated twice, and proxies on a single host."""
+    """Flaws of these paths, as sentences.
+
+    They are data replicated twice, and all connections to a remote file system or object store ending at one host.
+    """
     found = []
     for use in uses:
         twice = [layer for layer in use.layers if layer.copies > 1 and layer.crosses_network]

@@ -152,7 +152,7 @@ def from_text(text: bytes) -> Contribution:
                 f"{about}: {len(each.values)} values, {len(each.evidence)} of evidence; the two numbers must be equal"
             )
         if each.topic in topics:
-            raise ContributionRefused(f"{about}: is given twice")
+            raise ContributionRefused(f"{about} is given twice")
         topics.add(each.topic)
     return found
 

@@ -132,8 +132,10 @@ class ContainerNames:
         self._containers: dict[str, str] = {}
 
     def label(self, cgroup: str) -> str:
-        """``namespace/pod/container``, ``namespace/pod``, a container's name or its short id; empty for other
-        groups.
+        """The group's name for display; empty if it is no pod's or container's.
+
+        ``namespace/pod/container``, ``namespace/pod``, a container's name or its short id, or the id of a YARN
+        container.
         """
         path = parse_path(cgroup)
         if not path:

@@ -45,7 +45,7 @@ def read_disks(fs: KernelFs) -> dict[str, DiskCounters]:
 
 
 def disk_counters(fs: KernelFs) -> dict[str, DiskCounters]:
-    """Counters by ``MAJOR:MINOR``; empty if the kernel does not report them."""
+    """Counters by disk (``MAJOR:MINOR``); empty if the kernel does not report them."""
     try:
         return read_disks(fs)
     except (KernelError, ValueError):
@@ -53,7 +53,7 @@ def disk_counters(fs: KernelFs) -> dict[str, DiskCounters]:
 
 
 def group_bytes(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> dict[str, int]:
-    """Bytes that a group has moved, by ``MAJOR:MINOR``; empty if they are not counted."""
+    """Bytes that a group has read and written, by disk (``MAJOR:MINOR``); empty if they are not counted."""
     hierarchy = hierarchies.of("io") or hierarchies.of("blkio")
     if hierarchy is None:
         return {}

@@ -96,9 +96,10 @@ def patient(groups: rdt.Groups, lock_timeout_s: float | None) -> rdt.Groups:
 
 
 class Mounted:
-    """The presently mounted resctrl; described again after a new mount or a change of domains.
+    """The resctrl mount in use.
 
-    A check costs one stat(2), because ``info`` of another mount has another identity.
+    Its description is read again after a new mount or a change of domains. A check costs one stat(2), because ``info``
+    of another mount has another identity.
     """
 
     def __init__(self, fs: KernelFs) -> None:

@@ -22,7 +22,7 @@ from perphd.qos.band_settings import copper_ceiling
 from perphd.qos.bands import IO_WEIGHT_COPPER, OOM_SCORE_COPPER, QosBand
 
 SLICE: Final = "perphdjobs.slice"
-"""A slice outside perphd.slice, which has the daemon's weight."""
+"""Slice of copper jobs. It is outside perphd.slice, because that slice has the daemon's weight."""
 SILVER_SLICE: Final = "system.slice"
 DAEMON_UNIT: Final = "perphd.service"
 LEAST_CPU_WEIGHT: Final = 1

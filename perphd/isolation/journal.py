@@ -43,7 +43,10 @@ DAMAGED: Final = "originals.damaged.jsonl"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KEPT_INTENTS = 16
 _COMPACT_ABOVE_BYTES = 1 << 20
-"""File size above which the journal is compacted, at the earliest when it has doubled since the last time."""
+"""File size above which the journal is compacted.
+
+After that, it must also have doubled before it is compacted again.
+"""
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
 
 Guard: TypeAlias = Callable[[Sequence[Original]], contextlib.AbstractContextManager[object]]

@@ -108,7 +108,7 @@ class HostAccounts:
         )
 
     def _only_kernel_threads(self) -> bool:
-        """True if all processes in no group are kernel threads, as far as can be read."""
+        """True if every process outside all groups is a kernel thread, as far as can be read."""
         tree = self._hierarchies.of("cpuacct") or self._hierarchies.unified
         if tree is None:
             return True

@@ -31,7 +31,6 @@ KEPT_GONE: Final = 32
 """Maximum number of applications that are gone and whose version models are kept, the latest first."""
 _VERSIONS: Final = "versions"
 _NEW: Final = ".new"
-_LOST: Final = "everything learned since the last save would be lost with this process"
 
 
 @dataclass(frozen=True, slots=True)

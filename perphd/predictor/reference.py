@@ -27,7 +27,7 @@ _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
 _REGIME = 5
-"""Number of consecutive outliers on one side that count as a new regime."""
+"""Number of consecutive outliers, or of improvements on a contended host, that count as a new regime."""
 _PATIENT_GAIN = 1.0 / 1200.0
 """Gain of a sample from a contended host that is not a clear improvement. The mean follows within twenty minutes."""
 _BETTER_SD = 2.0

@@ -129,7 +129,10 @@ def _spread(found: NextWindow) -> float:
 
 
 def _ahead(resource: Resource, used: Usage, found: NextWindow) -> float:
-    """The forecast and its buffer, bounded: after a jump the bound may far exceed any host."""
+    """The forecast and its buffer, capped at ``GREATEST_RATIO`` times the greatest use.
+
+    After a jump, the 99 % bound that determines the buffer may far exceed any host.
+    """
     return min(found.mean + SETTINGS.k2[resource] * _spread(found), GREATEST_RATIO * used.greatest)
 
 

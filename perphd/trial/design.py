@@ -18,7 +18,7 @@ from typing import Final
 from perphd.domain.workload import Mode
 
 MIN_PAIRS: Final = 6
-"""Minimum number of pairs: six fair coins agree in one of 32 trials, so fewer pairs cannot reach 5 %."""
+"""Minimum number of pairs for significance at 5 %: six fair coins agree with probability 1/32, five with 1/16."""
 MIN_BLOCK_S: Final = 60.0
 MAX_BLOCK_S: Final = 4 * 3600.0
 MAX_HOURS: Final = 24.0 * 31

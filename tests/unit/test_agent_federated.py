@@ -11,6 +11,7 @@ from time import sleep
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from perphd.agent import federated as agent_federated
@@ -33,7 +34,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.federated.contribution import Contribution, Statistic, Topic, to_text
 from perphd.federated.hardware import Hardware
 from perphd.federated.ledger import EVERY_GENERATION
-from perphd.federated.pooling import BEHIND_OTHERS, EXPIRED_OTHERS
+from perphd.federated.pooling import BEHIND_OTHERS, EXPIRED_OTHERS, CountedHost, Pooled
 from perphd.federated.replicas import ABSENT_S
 from perphd.predictor import Registry
 from perphd.predictor import federated as predictor_federated
@@ -127,6 +128,16 @@ def test_a_new_application_starts_from_the_others(folder: Path, tmp_path: Path) 
     assert sorted(h.contributor for h in origin.hosts) == [f"host-0{n}" for n in range(1, 5)]
     assert sum(h.share_ratio for h in origin.hosts) == pytest.approx(1.0)
     assert origin.points > 24
+
+
+@pytest.mark.parametrize(
+    ("others", "words"), [(1, "began from 1 other host"), (2, "began from 2 other hosts")]
+)
+def test_the_origin_counts_in_good_grammar(folder: Path, tmp_path: Path, others: int, words: str) -> None:
+    none = np.zeros(0)
+    hosts = tuple(CountedHost(f"other-{n}", 1, 0.0, 0.0, "", 0.5) for n in range(others))
+    pooled = Pooled(none, none, none, none.astype(np.int64), hosts)
+    assert Daemon(tmp_path, 0, folder).federated._words(pooled) == words
 
 
 def test_where_a_model_came_from_is_known_after_a_restart(folder: Path, tmp_path: Path) -> None:
@@ -345,7 +356,7 @@ def test_texts_of_documents_cannot_control_a_terminal(folder: Path, tmp_path: Pa
     twice = (Statistic(topic, (0.0,), (0.0,)), Statistic(topic, (0.0,), (0.0,)))
     (folder / "host-01.json").write_bytes(to_text(msgspec.structs.replace(said, statistics=twice)))
     daemon = Daemon(tmp_path, 0, folder).tick()
-    assert "is given twice" in daemon.problem
+    assert "nb is given twice" in daemon.problem
     assert daemon.problem.isprintable()
 
 

@@ -176,7 +176,7 @@ def test_what_it_publishes_is_read_when_asked(tmp_path: Path) -> None:
     found = ForecastProcess(tmp_path, ("store",), Records(None, time.time))
     nothing = found.summary()
     assert isinstance(nothing, Unavailable)
-    assert "first forecasts take a minute" in nothing.reason
+    assert "a forecast needs an hour of samples" in nothing.reason
     assert isinstance(found.published(), Unavailable)
     (tmp_path / PUBLISHED_FILE).write_text("{}")
     (tmp_path / SUMMARY_FILE).write_text(

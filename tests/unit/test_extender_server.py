@@ -22,6 +22,7 @@ from perphd.adapters.kubernetes.documents import DocumentCache, follow_address, 
 from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.adapters.kubernetes.extender_program import main
 from perphd.adapters.kubernetes.objects import published_document
+from perphd.adapters.kubernetes.publish_program import main as publish
 from perphd.adapters.kubernetes.recording import Recorder, replayed
 from perphd.cluster.calls import SchedulerCall
 from perphd.cluster.document import NodeDocument
@@ -453,3 +454,9 @@ def test_wrong_usage_is_refused_before_anything_starts(options: list[str], compl
     told = CliRunner().invoke(main, ["run", *options])
     assert told.exit_code == 1
     assert complaint in told.output
+
+
+def test_a_refused_address_names_its_own_option() -> None:
+    told = CliRunner().invoke(publish, ["run", "--node", "n1", "--metrics", "here"])
+    assert told.exit_code == 1
+    assert "--metrics here: must be an IP address and a port, such as 127.0.0.1:9467" in told.output

@@ -243,8 +243,8 @@ def test_a_document_that_nobody_would_read_is_not_written():
 def test_inconsistent_documents_are_refused():
     uneven = Contribution("a", 1, NOW, XEON, (Statistic(TOPIC, (1.0, 2.0), (1.0,)),))
     twice = Contribution("a", 1, NOW, XEON, (statistic(1.0), statistic(2.0)))
-    for document in (uneven, twice):
-        with pytest.raises(ContributionRefused, match="correction of mysql"):
+    for document, said in ((uneven, ": 2 values"), (twice, " is given twice")):
+        with pytest.raises(ContributionRefused, match=f"correction of mysql{said}"):
             from_text(to_text(document))
 
 

@@ -409,4 +409,4 @@ def test_the_command_without_a_daemon(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "no process runs" in json.loads(done.stdout)["error"]["message"]
     done = CliRunner().invoke(cli, ["iopath", "mysql"])
     assert done.exit_code == 1
-    assert "give the group's path" in done.output
+    assert "give the control group's path" in done.output

@@ -203,7 +203,7 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path):
         read_token(str(token))
     token.write_text(TOKEN)
     token.chmod(0o644)
-    with pytest.raises(ConfigError, match="world-readable"):
+    with pytest.raises(ConfigError, match="accessible to other users"):
         read_token(str(token))
     token.chmod(0o640)
     assert read_token(str(token)) == TOKEN.encode()
@@ -269,7 +269,7 @@ async def test_a_page_that_cannot_be_made_is_told_and_tried_again(
             if path.exists():
                 break
         assert path.read_bytes() == PAGE
-        assert caplog.text.count("cannot be renewed") == 1
+        assert caplog.text.count("cannot be updated") == 1
     finally:
         await textfile.stop()
 

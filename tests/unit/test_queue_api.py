@@ -87,7 +87,11 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"band": "gold"}, "copper, silver"),
         ({"after": [99]}, "there is no job 99"),
         ({"array": 10_001}, "10000"),
-        ({"array": 10_000, "name": "x" * 60, "environment": {"A": "y" * 100_000}}, "too large together"),
+        (
+            {"array": 10_000, "name": "x" * 60, "environment": {"A": "y" * 100_000}},
+            "array: the jobs .* bytes together",
+        ),
+        ({"elastic": [1, 256], "environment": {"A": "y" * 300_000}}, "elastic: the jobs .* bytes together"),
         ({"colour": "red"}, "unknown key"),
         ({"hints": "yes"}, "hints: 'yes' is not accepted .*true or false"),
     ],

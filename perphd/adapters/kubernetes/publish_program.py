@@ -146,7 +146,7 @@ def run(
     start_logging(log_level)
     try:
         effect = "" if taint == "none" else taint
-        at = address(metrics, METRICS_EXAMPLE) if metrics else None
+        at = address(metrics, METRICS_EXAMPLE, "--metrics") if metrics else None
         after_s = evict_after_s if evict else None
         models = (
             SharedModels(ContributionFolder(models_folder), models_host or "", models_namespace)

@@ -39,8 +39,8 @@ class Address:
         return f"{shown}:{self.port}"
 
 
-def address(text: str, example: str) -> Address:
-    """The address given by ``--listen``.
+def address(text: str, example: str, option: str = "--listen") -> Address:
+    """The address given by this option.
 
     Raises:
         PerphError: it is not an IP address with a port; the message shows ``example``.
@@ -53,7 +53,7 @@ def address(text: str, example: str) -> Address:
         if not 0 <= number <= 65535:
             raise ValueError(port)
     except ValueError as exc:
-        raise PerphError(f"--listen {text}: must be an IP address and a port, such as {example}") from exc
+        raise PerphError(f"{option} {text}: must be an IP address and a port, such as {example}") from exc
     return Address(host, number)
 
 

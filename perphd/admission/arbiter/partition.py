@@ -35,7 +35,7 @@ KNEE_FEW: Final = 0.3
 KNEE_SD: Final = 0.103
 """Standard deviation (busy share) of that point."""
 KNEE_WIDTH: Final = 0.06
-"""Least distance (busy share) of that point from cores seen on target, or below it."""
+"""Minimum distance (busy share) of that point from numbers of cores known to be enough, or known to be too few."""
 SPARE_BUSY: Final = 0.024
 """Busy share below that point from which cores count as idle."""
 SAME_DEMAND: Final = 1.05

@@ -430,7 +430,7 @@ def _without_misses(
     usual_cpi: float,
     cpi: float,
 ) -> tuple[Cause, str]:
-    """Cause of longer instructions without miss counts: LLC, MBW, SMT or NONE, with an explanation."""
+    """Cause of longer instructions, judged without counts of misses: LLC, MBW, SMT or NONE, with an explanation."""
     traffic = around.traffic_bytes_per_s
     crowded = available(traffic) and traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
     shared = Cause.MBW if crowded else Cause.LLC

@@ -1,9 +1,9 @@
 """Allocations that recently kept an LRA's target.
 
 When the protection in force turns out slightly too weak, the model corrects its predictions for similar allocations,
-including some under which the target was just kept. It would then protect far more than necessary. Measurements
-therefore take precedence over predictions: among the allocations that kept the target, the one that leaves batch
-most is preferred. Pure.
+including some that have kept the target in recent measurements. It would then protect far more than necessary.
+Measurements therefore take precedence over predictions: among the allocations that kept the target, the one that leaves
+the most to batch is preferred. Pure.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from perphd.sim.machine import Machine
 
 SHARE: Final = 0.1
-"""Default share of the lattice to try, up to ``MOST_POINTS``, because each point takes seconds."""
+"""Default share of the lattice to measure. ``MOST_POINTS`` limits it, because each point takes seconds."""
 MOST_POINTS: Final = 1000
 LEAST_ROWS: Final = 40
 """Minimum number of points for a model of several knobs."""
@@ -74,8 +74,8 @@ _MOVED: Final = 0.05
 class ProfileOptions:
     """The operator's options.
 
-    ``points``: number of points; None: ``SHARE`` of the lattice. ``out``: path of the profile; None: a file in the
-    state directory.
+    ``points``: number of allocations to measure; None: ``SHARE`` of the lattice, but at least ``SPARE`` times what a
+    model needs and at most ``MOST_POINTS``. ``out``: path of the profile; None: a file in the state directory.
     """
 
     points: int | None = None

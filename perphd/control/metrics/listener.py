@@ -205,7 +205,7 @@ def read_token(path: str) -> bytes:
     """The first line of a token file.
 
     Raises:
-        ConfigError: it cannot be read, is world-readable, or the token is too short.
+        ConfigError: the file cannot be read, other users have access to it, or the token is too short.
     """
     key = "metrics.bearer_token_file"
     try:
@@ -215,7 +215,7 @@ def read_token(path: str) -> bytes:
     except OSError as exc:
         raise ConfigError(path, key, f"cannot be read: {exc.strerror}") from exc
     if open_to_all:
-        raise ConfigError(path, key, "is world-readable; remove that permission (chmod o=)")
+        raise ConfigError(path, key, "is accessible to other users; remove their permissions (chmod o=)")
     if len(token) < MIN_TOKEN:
         raise ConfigError(
             path, key, "has no valid token in its first line", f"at least {MIN_TOKEN} characters"

@@ -239,7 +239,10 @@ class _Program:
         code.arithmetic("add", R8, R7, bits=32)
 
     def _check_port(self) -> None:
-        """Emit code that jumps to "pass" for other local ports than the given ones, if any. R2: the TCP header."""
+        """Emit code that jumps to "pass" unless the local port is in ``ports``; none if no ports are given.
+
+        R2: the TCP header.
+        """
         if not self._ports:
             return
         self.code.load(2, R0, R2, 0 if self._out else 2)

@@ -90,7 +90,7 @@ class Controls:
         return self._by_name.get(name)
 
     def domains(self, schema: Schema) -> Iterator[Domain]:
-        """Instances with at least one CPU online, in order."""
+        """The schema's domains with at least one CPU online, in order."""
         return (d for d in schema.resource.domains if d.cpus.mask & self._online)
 
     def bring_online(self, online: int) -> None:

@@ -32,7 +32,7 @@ def assign(
     registry: Registry,
     status: CommandStatus,
 ) -> None:
-    """Give these CPUs to the group, and those that it loses to its parent.
+    """Give these CPUs to the group. CPUs that it loses go to its parent.
 
     OSError: EINVAL for offline CPUs, for CPUs that a monitor group's parent lacks, or if the root would lose
     some.
