@@ -71,6 +71,17 @@ def test_a_restless_policy_is_held_to_a_handful_of_changes(
     assert all(sum(start <= at < start + 600.0 for at in later) <= 6 for start in later)
 
 
+def test_a_target_that_is_met_is_not_called_out_of_reach() -> None:
+    """On a host full of undeclared work the load can fall while a setting is held."""
+    state = Reach(tried=(Tried(DEMOTED, math.log(0.46), 20),), settled_until_s=660.0)
+    assert reach.told(state, 60.0) == (
+        "the target is out of reach; the best setting reached 46 % of it in the mean; next attempt in 10 min"
+    )
+    state = replace(state, kept_since_s=50.0)
+    assert reach.told(state, 55.0).startswith("the target is out of reach; ")
+    assert reach.told(state, 60.0).startswith("the target was out of reach, and is met now; ")
+
+
 def test_what_helps_step_by_step_is_followed_to_the_end() -> None:
     """Cores are not what is short; every cache way brings the LRA nearer, and the last one onto its target."""
     ladder = [CONFINED, NOTHING, *(replace(NOTHING, llc_ways=ways) for ways in range(1, 9))]

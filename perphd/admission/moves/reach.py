@@ -60,6 +60,8 @@ LOOK_S: Final = 30.0
 """Seconds after which an attempt without a change ends."""
 KEPT_S: Final = 60.0
 """Seconds for which the target must be met before failed changes are forgotten."""
+MET_S: Final = 10.0
+"""Seconds for which the target must be met before an episode's text says so."""
 NEARLY: Final = 0.97
 """Share of the best score above which scores count as equal to it."""
 LEAST_SAMPLES: Final = 2
@@ -259,11 +261,12 @@ def told(reach: Reach, now_s: float) -> str:
     if math.isnan(reach.best):
         best = ""
     elif reach.best < 1.0:
-        best = f"the best result was {100.0 * reach.best:.0f} % of it"
+        best = f"the best setting reached {100.0 * reach.best:.0f} % of it in the mean"
     else:
         best = "it was met at times, but no setting met it reliably"
-    parts = ("the target is out of reach", best, f"next attempt in {minutes:.0f} min")
-    return "; ".join(part for part in parts if part)
+    kept_s = now_s - reach.kept_since_s if reach.kept_since_s is not None else 0.0
+    now = "the target was out of reach, and is met now" if kept_s >= MET_S else "the target is out of reach"
+    return "; ".join(part for part in (now, best, f"next attempt in {minutes:.0f} min") if part)
 
 
 def changed_enough(began_s: float | None, changed_s: Sequence[float], now_s: float) -> bool:
