@@ -28,6 +28,7 @@ from perphd.host.systemd_fs import is_running_kernel
 from perphd.host.systemd_jobs import is_restarting
 from perphd.isolation.instances import orphaned_journals
 from perphd.isolation.restore import restore
+from perphd.isolation.restore_report import RestoreReport
 
 log = logging.getLogger("perphd")
 
@@ -55,6 +56,18 @@ class Server(Protocol):
 
 Reload = Callable[[Actor], Awaitable[Config]]
 ServerFactory = Callable[[Agent, Reload], Server]
+
+
+def log_leftovers(report: RestoreReport) -> None:
+    """Log what a previous instance left behind, and what happens to values that other programs set meanwhile."""
+    if report.restored or report.failed or report.foreign:
+        log.warning("a previous instance exited without restoring its changes: %s", report)
+    for file in report.foreign:
+        log.warning(
+            "%s: left as it is at the start only: perphd may set it again, and then restores the original %r",
+            file.path,
+            file.original,
+        )
 
 
 class Service:
@@ -146,8 +159,7 @@ class Service:
         )
         through_systemd = self._config.isolation.units == "systemd"
         report = restore(fs, Path(daemon.state_dir), but=enforced, units=through_systemd)
-        if report.restored or report.failed:
-            log.warning("a previous instance exited without restoring its changes: %s", report)
+        log_leftovers(report)
         self._restore_orphaned(fs)
         return build_agent(self._config, clock=time.monotonic)
 

@@ -53,9 +53,9 @@ DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 def cli(as_json: bool, socket: str | None) -> None:
     """Query and control perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    init, doctor, groups, iopath, calibrate, size, forecast, headroom, predict, history, usage-profile, report, memfit
-    estimate, config check, model evaluate, model merge, restore and trial report --file also work while the daemon does
-    not run.
+    init, doctor, cluster, groups, iopath, calibrate, size, forecast, headroom, predict, history, usage-profile, report,
+    memfit estimate, config check, model show FILE, model evaluate, model merge, model contribute, model withdraw, trial
+    report --file, restore, query, export and trace export also work while the daemon does not run.
     """
     print_any(sys.stdout)
 

@@ -11,8 +11,9 @@ from typing import Any, Final
 from perphd.commands.render_host import group_name, host_lines
 from perphd.control.numbers import NONE, duration, number
 from perphd.control.render import HEALTH_STYLE, delay_unit, settings_text
-from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.control.table import Cell, Part, Styled, folded, table, text
 from perphd.domain.decision import (
+    PROVISIONAL_TARGET,
     TO_BEST,
     Action,
     Cause,
@@ -218,6 +219,8 @@ def _sentences(decision: Decision, offset_s: float, after: Consequences, verbose
         Styled(f"  It was {_health(decision)}.", HEALTH_STYLE[verdict.health]),
     ]
     lines += [f"    {_evidence(item)}" for item in verdict.evidence]
+    if decision.target_provisional:
+        lines += folded(f"  {PROVISIONAL_TARGET[0].upper()}{PROVISIONAL_TARGET[1:]}.")
     lines.append(f"  perphd {_action(decision)}.")
     if decision.chosen != decision.current:
         lines.append(f"    from {decision.current}")

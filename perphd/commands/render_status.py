@@ -27,7 +27,7 @@ from perphd.control.render import (
 from perphd.control.table import WIDTH, Cell, Part, Styled, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
-from perphd.domain.decision import AWAITED, TO_BEST, Action, Cause, Decision, Health
+from perphd.domain.decision import AWAITED, PROVISIONAL_TARGET, TO_BEST, Action, Cause, Decision, Health
 from perphd.domain.forecast import ForecastSummary
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import Performance, performance, work_unit
@@ -350,6 +350,8 @@ def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: 
     name, verdict = item.spec.name, decision.verdict
     culprit = f" (because of {group_name(verdict.culprit)})" if verdict.culprit else ""
     lines: list[Cell] = []
+    if decision.target_provisional:
+        lines.append(Styled(f"{name}: {PROVISIONAL_TARGET}", "yellow"))
     limit = item.in_force.memory_high_bytes
     if isinstance(limit, int):
         lines.append(f"{name}: memory to {format_bytes(float(limit))}; see perphctl memfit status")

@@ -145,7 +145,8 @@ class Decision:
     """One decision about one LRA, complete enough to explain and to replay.
 
     ``mode``: the LRA's mode at that time; None outside of the daemon. ``to_best``: the target is out of reach, and the
-    decision returns to the best setting, which may protect more or less than the present one.
+    decision returns to the best setting, which may protect more or less than the present one. ``target_provisional``:
+    a target value was learned while undeclared work or the hypervisor filled the host.
     """
 
     at_s: float
@@ -161,6 +162,13 @@ class Decision:
     policy: str
     mode: Mode | None = None
     to_best: bool = False
+    target_provisional: bool = False
+
+
+PROVISIONAL_TARGET: Final = (
+    "the target is provisional: it was learned while undeclared work or the hypervisor used the host's CPUs"
+)
+"""What ``Decision.target_provisional`` means, for operators."""
 
 
 def target_reachable(decision: Decision) -> bool | None:

@@ -240,6 +240,9 @@ def test_the_target_from_a_provisional_reference_is_the_near_end_of_its_band() -
     plain = Objective()
     assert target.work < 100.0 * (1.0 - plain.tolerance_pct / 100.0)  # type: ignore[operator]
     assert target.delay > 10.0 * (1.0 + plain.delay_tolerance_pct / 100.0)  # type: ignore[operator]
+    assert target.has_provisional_value
+    assert not replace(target, is_stated=(True, True)).has_provisional_value
+    assert replace(target, is_stated=(True, False)).has_provisional_value
 
 
 def test_a_host_is_contended_only_if_it_is_full_and_others_fill_it() -> None:

@@ -496,6 +496,9 @@ def test_explain_for_people():
     assert "to   confined(batch on 2/4 cores, weight 20)" in shown
     assert "perphd left everything as it is" in shown
     assert "SCORE" not in shown
+    assert "provisional" not in shown
+    unsure = plain(explain_parts([replace(grown, target_provisional=True)], 0.0))
+    assert "The target is provisional: it was learned while undeclared work" in unsure
     assert "would protect it more" in plain(explain_parts([replace(grown, mode=Mode.OBSERVE)], 0.0))
     best = replace(grown, action=Action.ROLLBACK, reason=f"{TO_BEST}: out of reach", to_best=True)
     assert "perphd returned to the best setting: out of reach." in plain(explain_parts([best], 0.0))

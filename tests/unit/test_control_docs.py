@@ -104,6 +104,21 @@ def test_every_command_and_option_is_in_the_manual(group: click.Group, page: str
                 assert command.help, path
 
 
+def test_help_and_manual_name_the_same_commands_that_need_no_daemon() -> None:
+    def named(text: str) -> set[str]:
+        words = re.sub(r"\.(?:BR|IR|B) ", "", text).replace('"', "").replace("FILE", "")
+        listed = re.sub(r"\s+and\s+", ", ", words)
+        return {" ".join(name.split()) for name in listed.split(",") if name.strip()}
+
+    assert cli.help is not None
+    in_help = re.search(r"\n\n\s*(init.*?) also work while", cli.help, re.DOTALL)
+    in_manual = re.search(r"The commands (.*?) also work while", " ".join(plain_page("perphctl.1").split()))
+    assert in_help is not None
+    assert in_manual is not None
+    assert named(in_help[1]) == named(in_manual[1])
+    assert {"init", "iopath", "query", "export", "model evaluate", "model merge"} <= named(in_help[1])
+
+
 def test_every_command_says_what_it_does_in_one_line():
     for path, command in commands(cli):
         shown = command.get_short_help_str(60)

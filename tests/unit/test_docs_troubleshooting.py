@@ -59,6 +59,13 @@ OTHERS = (
     "rows were dropped",
     "could not be stored",
     "enforce would set",
+    "the target is provisional",
+    "the last change is settling",
+    "the last change is being judged",
+    "best effort",
+    "nothing helps",
+    "the target is out of reach",
+    "processes in no group",
 )
 """Sentences from other places of the program; each must still be one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import tempfile
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.agent.service import log_leftovers
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Executor, Journal, JournalInUse, restore
 from perphd.isolation.journal import FILE
+from perphd.isolation.restore_report import RestoreReport
 from tests.unit.isolation_kernel import DISKS, FakeKernel
 
 SPECS = (WorkloadSpec("db", Kind.LRA, "/db"), WorkloadSpec("pi", Kind.BATCH, "/pi"))
@@ -219,6 +222,29 @@ def test_a_value_that_somebody_else_set_is_left_alone_unless_forced(changed: tup
     assert [file.path for file in forced.restored] == ["/sys/fs/cgroup/pi/cpu.weight"]
     assert not restore(kernel, directory, boot_id="boot")
     assert kernel.read("/sys/fs/cgroup/pi/cpu.weight") == b"100\n"
+
+
+def test_a_value_found_at_a_start_is_set_again_and_the_original_is_restored(
+    changed: tuple[FakeKernel, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel, directory = changed
+    path = "/sys/fs/cgroup/pi/cpu.weight"
+    kernel.set(path, "55")
+    with caplog.at_level(logging.WARNING):
+        log_leftovers(restore(kernel, directory, boot_id="boot"))
+    said = "perphd may set it again, and then restores the original '100'"
+    assert f"{path}: left as it is at the start only: {said}" in caplog.text
+    with Journal(directory, boot_id="boot") as journal:
+        executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False)
+        asyncio.run(executor.apply(executor.plan({"pi": Settings(cpu_weight=10)}, SPECS)))
+    assert kernel.read(path) == b"10\n"
+    assert not restore(kernel, directory, boot_id="boot").foreign
+    assert kernel.read(path) == b"100\n"
+
+
+def test_nothing_is_logged_if_nothing_was_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    log_leftovers(RestoreReport())
+    assert not caplog.text
 
 
 def test_the_one_exception_is_reported_as_equal_in_effect(changed: tuple[FakeKernel, Path]) -> None:

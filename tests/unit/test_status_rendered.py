@@ -170,6 +170,18 @@ def test_what_an_lra_has_is_told_from_its_side(grant: CpuGrant, words: str):
     assert has_words(Allocation(grant, memory_bytes=1, llc_ways=2, mbw_pct=50)) == f"{words}+mem+cache+bw"
 
 
+def test_status_says_that_a_target_is_provisional() -> None:
+    found = status()
+    item = lra(found)
+    assert item.decision is not None
+    sentence = "db: the target is provisional: it was learned while undeclared work"
+    assert sentence not in plain(status_parts(found, 130.0))
+    learned = replace(item, decision=replace(item.decision, target_provisional=True))
+    shown = status_parts(replace(found, workloads=(learned,)), 130.0)
+    assert sentence in plain(shown)
+    assert all(len(line) <= WIDTH for line in plain(shown).splitlines())
+
+
 def test_observe_says_what_enforce_would_set():
     found = status()
     item = replace(lra(found), mode=Mode.OBSERVE)

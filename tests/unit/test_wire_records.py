@@ -58,6 +58,7 @@ DECISION = st.builds(
     TEXT,
     TEXT,
     to_best=st.booleans(),
+    target_provisional=st.booleans(),
 )
 
 
@@ -69,8 +70,9 @@ def test_decisions_come_back_as_they_were(decision: Decision):
 @given(DECISION)
 def test_decisions_of_before_a_field_are_read(decision: Decision):
     record = json.loads(to_json(decision))
-    del record["to_best"], record["mode"]
-    assert from_json(json.dumps(record), Decision) == replace(decision, to_best=False, mode=None)
+    del record["to_best"], record["mode"], record["target_provisional"]
+    expected = replace(decision, to_best=False, mode=None, target_provisional=False)
+    assert from_json(json.dumps(record), Decision) == expected
 
 
 @given(st.builds(Outcome, FLOATS, TEXT, FLOATS, READING, READING, st.booleans(), TEXT))

@@ -88,6 +88,7 @@ def record(snapshot: Snapshot, look: Look, draft: Draft, chosen: Allocation) -> 
     return Decision(
         snapshot.at_s, look.name, look.judged.verdict, draft.action, look.target.work, look.target.delay,
         current, chosen, draft.candidates, draft.reason, "",
+        target_provisional=look.target.has_provisional_value,
     )  # fmt: skip
 
 

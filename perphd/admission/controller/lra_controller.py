@@ -482,4 +482,5 @@ class LraController:
             at_s=self.now_s, workload=self.view.spec.name, verdict=verdict, action=move.action,
             target_work=self.target.work, target_delay=self.target.delay, current=self.current, chosen=move.chosen,
             candidates=move.candidates, reason=move.reason, policy="", to_best=move.to_best,
+            target_provisional=self.target.has_provisional_value,
         )  # fmt: skip

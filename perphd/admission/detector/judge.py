@@ -78,6 +78,14 @@ class Target:
         return any(band is not None and band.provisional for band in bands)
 
     @property
+    def has_provisional_value(self) -> bool:
+        """True if a target value follows from a provisional reference. Stated values do not."""
+        of_work = available(self.work) and not self.is_stated[0]
+        of_delay = available(self.delay) and not self.is_stated[1]
+        bands = (self.work_band if of_work else None, self.delay_band if of_delay else None)
+        return any(band is not None and band.provisional for band in bands)
+
+    @property
     def reach(self) -> float:
         """Score of the LRA's undisturbed performance; infinite if unknown."""
         score = math.inf
