@@ -201,6 +201,9 @@ def test_the_verdict_is_one_line():
     assert verdict(capabilities("privilege", "cgroup.cpu", "cgroup.memory")) == (
         "Verdict: can protect CPU, memory (ceilings only); not cache, bandwidth, counters."
     )
+    assert verdict(capabilities("privilege", "cgroup.cpu", "cgroup.memory", "memory.protection")) == (
+        "Verdict: can protect CPU, memory; not cache, bandwidth, counters."
+    )
     assert missing(capabilities("privilege", "cgroup.cpu", "cgroup.memory"), PROTECTIONS) == PROTECTIONS[1:]
 
 
