@@ -284,8 +284,10 @@ def test_sizes_that_are_ambiguous_are_refused(text: str):
     ],
 )
 def test_wrong_usage_exits_with_2(served: Served, words: tuple[str, ...]):
-    done = CliRunner().invoke(cli, ["--socket", served.socket, *words])
+    done = CliRunner().invoke(cli, ["--socket", served.socket, "--json", *words])
     assert done.exit_code == 2, done.output
+    assert done.stdout == "", "wrong usage is text on standard error, also with --json"
+    assert "Usage: " in done.stderr
 
 
 def test_admit_waits_until_work_may_start(served: Served, monkeypatch: pytest.MonkeyPatch):
