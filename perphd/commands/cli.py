@@ -248,11 +248,12 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     moment = None
     if at is not None:
         try:
-            moment = f"{parse_at(at, datetime.datetime.now()):.3f}"
+            moment = parse_at(at, datetime.datetime.now())
         except ParseError as exc:
             raise click.UsageError(f"--at: {exc}") from exc
-    data = out.client.get("explain", workload=workload, at=moment, limit=limit or REMEMBERED)
-    out.show(data, lambda: answer_parts(data, workload, limit=limit, at=at or "", verbose=verbose))
+    until = None if moment is None else f"{moment:.3f}"
+    data = out.client.get("explain", workload=workload, at=until, limit=limit or REMEMBERED)
+    out.show(data, lambda: answer_parts(data, workload, limit=limit, at_s=moment, verbose=verbose))
 
 
 @command(cli)
