@@ -233,9 +233,12 @@ def _refuse_while_enforcing(out: Out) -> None:
 
 
 def _place(config_path: str) -> tuple[str, str]:
-    from perphd.config.restore import for_restore
+    from perphd.config.restore import CONFIG_REMEDY, for_restore
 
-    place = for_restore(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
+    def warn(words: str) -> None:
+        click.echo(f"perphctl: warning: {words}", err=True)
+
+    place = for_restore(config_path, warn, remedy=CONFIG_REMEDY)
     return place.state_dirs[0], place.root
 
 

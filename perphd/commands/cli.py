@@ -183,7 +183,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
             found, seen_by = probe_elsewhere(fs, discover(fs), opener), f"{seen_by}, of the host in {root}"
         else:
             found = probe(fs, discover(fs))
-        throttle = look(fs, _for_restore(config_path).state_dirs[0])
+        throttle = look(fs, _without_state_dir(config_path).state_dirs[0])
         items = (*found.items, capability(throttle)) if throttle.levels else found.items
         data = {"capabilities": encode(items), "topology": encode(read_topology(fs))}
     out.show(
@@ -248,11 +248,12 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     moment = None
     if at is not None:
         try:
-            moment = f"{parse_at(at, datetime.datetime.now()):.3f}"
+            moment = parse_at(at, datetime.datetime.now())
         except ParseError as exc:
             raise click.UsageError(f"--at: {exc}") from exc
-    data = out.client.get("explain", workload=workload, at=moment, limit=limit or REMEMBERED)
-    out.show(data, lambda: answer_parts(data, workload, limit=limit, at=at or "", verbose=verbose))
+    until = None if moment is None else f"{moment:.3f}"
+    data = out.client.get("explain", workload=workload, at=until, limit=limit or REMEMBERED)
+    out.show(data, lambda: answer_parts(data, workload, limit=limit, at_s=moment, verbose=verbose))
 
 
 @command(cli)
@@ -294,10 +295,11 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         data = None
     by_daemon, guess = data is not None, ""
     if data is None:
+        from perphd.config.restore import for_restore
         from perphd.host.fs import RealFs
         from perphd.isolation.restore import restore_each
 
-        place = _for_restore(config_path)
+        place = for_restore(config_path, _warn)
         if (said := place.nothing_to_do()) and not state_dir:
             out.say(encode(RestoreReport()), said)
             return
@@ -472,14 +474,19 @@ def _host(config_path: str) -> tuple[RealFs, str]:
     """The files and the root of the configured host; this machine's if none is configured."""
     from perphd.host.fs import RealFs
 
-    root = _for_restore(config_path).root if os.path.exists(config_path) else ""
+    root = _without_state_dir(config_path).root if os.path.exists(config_path) else ""
     return RealFs(root), root
 
 
-def _for_restore(config_path: str) -> RestorePlace:
-    from perphd.config.restore import for_restore
+def _without_state_dir(config_path: str) -> RestorePlace:
+    """The places that the configuration names, for a command without ``--state-dir``."""
+    from perphd.config.restore import CONFIG_REMEDY, for_restore
 
-    return for_restore(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
+    return for_restore(config_path, _warn, remedy=CONFIG_REMEDY)
+
+
+def _warn(words: str) -> None:
+    click.echo(f"perphctl: warning: {words}", err=True)
 
 
 def _toml(value: object) -> str:

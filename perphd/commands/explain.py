@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -117,9 +118,14 @@ def parse_at(content: str, now: datetime.datetime) -> float:
 
 
 def answer_parts(
-    data: Mapping[str, Any], workload: str, *, limit: int | None = None, at: str = "", verbose: bool = False
+    data: Mapping[str, Any],
+    workload: str,
+    *,
+    limit: int | None = None,
+    at_s: float | None = None,
+    verbose: bool = False,
 ) -> list[Part]:
-    """The daemon's answer to explain. ``at``: the requested moment; empty: now.
+    """The daemon's answer to explain. ``at_s``: the requested moment, in seconds since the epoch; None: now.
 
     ``limit``: list this many decisions; None: the last change and the latest decision.
     """
@@ -131,9 +137,12 @@ def answer_parts(
     if data["kind"] == "batch":
         return [*origin, *batch_parts(status, decisions[: limit or 1], offset_s)]
     listed = explain_parts if limit is not None else summary_parts
-    nothing = text(f"No decision about {workload} is remembered" + (" from before then." if at else " yet."))
-    now = [text(f"Its last sample reports: {status.condition}.")] if status.condition and not at else []
-    host = data.get("host") if not at else None
+    # With the day, because a time of day later than now means yesterday.
+    before = "yet" if at_s is None else time.strftime("from before %Y-%m-%d %H:%M:%S", time.localtime(at_s))
+    nothing = text(f"No decision about {workload} is remembered {before}.")
+    is_now = at_s is None
+    now = [text(f"Its last sample reports: {status.condition}.")] if status.condition and is_now else []
+    host = data.get("host") if is_now else None
     around = [] if host is None else [text(*host_lines(decode(HostAccount, host, "host")))]
     return [*origin, *now, *around, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
 

@@ -164,7 +164,8 @@ def tables(report: Report) -> list[Part]:
         (lra.lra, str(lra.kept), str(lra.rolled_back)) for lra in report.lras if lra.kept or lra.rolled_back
     ]
     if judged:
-        parts.append(table("Outcomes of the actions", ("LRA", "KEPT", "ROLLED BACK"), judged, right=(1, 2)))
+        title = "Changes at their review (other rollbacks are only listed above)"
+        parts.append(table(title, ("LRA", "STOOD", "ROLLED BACK"), judged, right=(1, 2)))
     return parts
 
 

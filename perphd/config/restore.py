@@ -13,6 +13,10 @@ from perphd.config.schema import TUNING, keys_of, read_value
 from perphd.domain.errors import ConfigError
 from perphd.isolation.instances import InstanceRegister
 
+STATE_DIR_REMEDY: Final = "use --state-dir to set it"
+"""What to do about a guessed state directory, in commands with this option."""
+CONFIG_REMEDY: Final = "use --config to name the daemon's file"
+"""The same in commands that have only ``--config``."""
 _SIMULATED: Final = "simulated"
 
 
@@ -48,13 +52,16 @@ class RestorePlace:
 
 
 def for_restore(
-    path: str | Path, warn: Callable[[str], None], register: InstanceRegister | None = None
+    path: str | Path,
+    warn: Callable[[str], None],
+    register: InstanceRegister | None = None,
+    remedy: str = STATE_DIR_REMEDY,
 ) -> RestorePlace:
     """Find the places to restore from.
 
     An unusable configuration is reported to ``warn`` and must not prevent a restore. The places then come from its
     readable parts and from the register that instances with this file keep on this host; the defaults are used only if
-    there is neither.
+    there is neither. ``remedy``: what the command offers against a guess.
     """
     known = (InstanceRegister() if register is None else register).of_config(str(path))
     try:
@@ -66,7 +73,7 @@ def for_restore(
         except ConfigError:
             state_dirs = known or (DaemonConfig().state_dir,)
             where = f"the state directory {', '.join(state_dirs)}"
-            guess = "" if known else "; this is a guess, use --state-dir to set it"
+            guess = "" if known else f"; this is a guess, {remedy}"
             warn(f"{exc}; using {where}{guess}")
             return RestorePlace(state_dirs, HostConfig().root, not known)
         warn(f"{exc}; using the state directory {named}, which is the one in the file or the default")

@@ -14,7 +14,7 @@ from perphd.config.schema import TUNING, file_value, keys_of, read_item, read_va
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 from perphd.host.state_files import replace_text
-from perphd.monitor.sli import measured_percentiles, validate_options
+from perphd.monitor.sli import measured_percentiles, plain_value, validate_options
 
 RUNTIME_FILE = "workloads.toml"
 VERSION_FROM = '"auto", "none", "file:/PATH" or "label:KEY"'
@@ -448,6 +448,9 @@ def to_toml(spec: WorkloadSpec) -> str:
     """The workload as a TOML table."""
     table = to_table(spec)
     subtables = {name: table.pop(name) for name in ("sli", TUNING) if name in table}
+    if spec.sli is not None:
+        source = spec.sli.source
+        subtables["sli"] = {key: plain_value(source, key, text) for key, text in subtables["sli"].items()}
     lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
     for title, subtable in subtables.items():
         lines.append(f"[{spec.kind}.{title}]")

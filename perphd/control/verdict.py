@@ -16,7 +16,8 @@ _WORDS: Final = {
     "bandwidth": "bandwidth",
     "counters": "counters",
 }
-_PART: Final = {"memory": " (ceilings only)"}
+_PART: Final = " (ceilings only)"
+"""Follows a protection that this host has only in part, which is memory without ``memory.low``."""
 
 
 def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
@@ -39,7 +40,11 @@ def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
 def verdict(items: Iterable[Capability]) -> str:
     """One line with the resources that perphd can protect here, and those that it cannot."""
     found = protections(items)
-    able = [f"{word}{_PART.get(name, '')}" for name, word in _WORDS.items() if found[name] is not False]
+    able = [
+        f"{word}{_PART if found[name] is None else ''}"
+        for name, word in _WORDS.items()
+        if found[name] is not False
+    ]
     unable = [word for name, word in _WORDS.items() if found[name] is False]
     words = f"can protect {_comma(able)}" if found["cpu"] else "can only observe"
     return f"Verdict: {words}{f'; not {_comma(unable)}' if unable else ''}."

@@ -51,7 +51,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class JudgedWindow:
-    """Outcome of a decision. ``kept``: the change was kept after its review, not rolled back."""
+    """Outcome of a decision. ``kept``: the change stood at its review, which did not roll it back."""
 
     at_s: float
     lra: str

@@ -68,7 +68,7 @@ class LraSummary:
     not, or the LRA is not in observe now.
     ``inherent_pct``: share of the observed time missed at such a load even without batch. ``acted``: decisions that
     changed something, or would have for the first time, by mode, action and cause. ``degraded``: hours by cause.
-    ``kept``, ``rolled_back``: numbers of reviewed changes with this outcome.
+    ``kept``, ``rolled_back``: numbers of changes that stood at their review, and that were rolled back by it.
     """
 
     lra: str

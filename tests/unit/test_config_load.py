@@ -14,7 +14,7 @@ from perphd.commands.cli import cli
 from perphd.commands.daemon import main as daemon_main
 from perphd.config.file import Config, load
 from perphd.config.host_check import check_against_host
-from perphd.config.restore import RestorePlace, for_restore
+from perphd.config.restore import CONFIG_REMEDY, RestorePlace, for_restore
 from perphd.config.workloads import forget_runtime, read_runtime, remember_runtime
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
@@ -210,7 +210,9 @@ def test_where_to_restore_is_guessed_only_if_nobody_knows(
     found = for_restore(path, warnings.append, register)
     assert found == RestorePlace(("/var/lib/perphd",), "", is_guessed=True)
     assert str(path) in warnings[0]
-    assert "guess" in warnings[0]
+    assert "guess, use --state-dir" in warnings[0]
+    for_restore(path, warnings.append, register, CONFIG_REMEDY)
+    assert "guess, use --config" in warnings[1]
 
 
 @pytest.mark.parametrize("text", BROKEN)

@@ -400,6 +400,24 @@ def test_a_workload_written_reads_back_the_same(spec: WorkloadSpec):
     assert parse(to_toml(spec), SOURCE).workloads == (spec,)
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "written"),
+    [
+        ("port", "46379", "46379"),
+        ("timeout_s", "2", "2"),
+        ("timeout_s", "0.5", "0.5"),
+        ("timeout_s", "1e1", '"1e1"'),  # as a number it would read back as 10.0
+        ("port", "03306", '"03306"'),
+        ("user", "4711", '"4711"'),
+    ],
+)
+def test_a_number_of_an_indicator_is_written_as_one(key: str, text: str, written: str):
+    sli = SliSpec("mysql", tuple(sorted({"host": "127.0.0.1", key: text}.items())))
+    spec = WorkloadSpec(name="db", kind=Kind.LRA, cgroup="/db", sli=sli)
+    assert f"\n{key} = {written}\n" in to_toml(spec)
+    assert parse(to_toml(spec), SOURCE).workloads == (spec,)
+
+
 @given(
     st.builds(
         WorkloadSpec,

@@ -570,10 +570,14 @@ def test_times_of_day_are_those_of_the_clock_on_the_wall(
     try:
         monkeypatch.setattr("perphd.commands.cli.datetime.datetime", Clock)
         ok(run("explain", "db", "--at", content))
+        none = ok(run("explain", "cache", "--at", content))
+        local = datetime.datetime.fromisoformat(expected).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        assert f"No decision about cache is remembered from before {local}." in none
+        assert "is remembered from before" in ok(run("explain", "cache", "--at", "9999999d"))
     finally:
         monkeypatch.undo()
         time.tzset()
-    (asked,) = [call for call in served.agent.calls if call[0] == "decisions"]
+    (asked,) = [call for call in served.agent.calls if call[:2] == ("decisions", "db")]
     assert asked[2] - 130.0 + 1_000_130.0 == datetime.datetime.fromisoformat(expected).timestamp()
 
 

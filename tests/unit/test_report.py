@@ -19,7 +19,7 @@ from rich.console import Console
 
 from perphd.commands.cli import cli
 from perphd.commands.histories import histories
-from perphd.commands.render_report import facts, html, report_parts, size_tables, verdict
+from perphd.commands.render_report import facts, html, report_parts, size_tables, tables, verdict
 from perphd.commands.reservations import ReservedPlace
 from perphd.control.table import Table, plain, print_parts
 from perphd.domain.allocation import Allocation, CpuGrant
@@ -164,6 +164,9 @@ def test_in_enforce_it_says_what_happened_and_predicts_nothing(tmp_path: Path) -
     assert db.enforced is not None
     assert db.enforced.pct == pytest.approx(90.0, abs=2.0)
     assert (db.kept, db.rolled_back) == (1, 1)
+    shown = plain(tables(report))
+    assert "Changes at their review (other rollbacks are only listed above)" in shown
+    assert re.search(r"LRA +STOOD +ROLLED BACK\n *db +1 +1\n", shown)
     assert not report.is_predicted
     assert report.batch.predicted_pct is None
     assert (

@@ -213,6 +213,9 @@ def test_the_verdict_is_one_line():
     assert verdict(capabilities("privilege", "cgroup.cpu", "cgroup.memory")) == (
         "Verdict: can protect CPU, memory (ceilings only); not cache, bandwidth, counters."
     )
+    assert verdict(capabilities("privilege", "cgroup.cpu", "cgroup.memory", "memory.protection")) == (
+        "Verdict: can protect CPU, memory; not cache, bandwidth, counters."
+    )
     assert missing(capabilities("privilege", "cgroup.cpu", "cgroup.memory"), PROTECTIONS) == PROTECTIONS[1:]
 
 
@@ -293,8 +296,10 @@ def test_sizes_that_are_ambiguous_are_refused(text: str):
     ],
 )
 def test_wrong_usage_exits_with_2(served: Served, words: tuple[str, ...]):
-    done = CliRunner().invoke(cli, ["--socket", served.socket, *words])
+    done = CliRunner().invoke(cli, ["--socket", served.socket, "--json", *words])
     assert done.exit_code == 2, done.output
+    assert done.stdout == "", "wrong usage is text on standard error, also with --json"
+    assert "Usage: " in done.stderr
 
 
 def test_admit_waits_until_work_may_start(served: Served, monkeypatch: pytest.MonkeyPatch):

@@ -397,9 +397,25 @@ def test_it_is_interactive_only_with_a_keyboard_and_a_screen(
 
     for name in ("stdin", "stdout"):
         monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda name=name: name != closed))
+    monkeypatch.setenv("TERM", "xterm")
     assert not is_terminal()
     monkeypatch.setattr(sys, closed, SimpleNamespace(isatty=lambda: True))
     assert is_terminal()
+
+
+@pytest.mark.parametrize("kind", [None, "", "dumb"])
+def test_a_terminal_without_a_screen_has_the_plain_form(
+    monkeypatch: pytest.MonkeyPatch, kind: str | None
+) -> None:
+    from perphd.commands.top import is_terminal
+
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, name, SimpleNamespace(isatty=lambda: True))
+    if kind is None:
+        monkeypatch.delenv("TERM", raising=False)
+    else:
+        monkeypatch.setenv("TERM", kind)
+    assert not is_terminal()
 
 
 def test_nothing_else_imports_textual() -> None:

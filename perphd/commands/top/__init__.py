@@ -1,8 +1,9 @@
-"""``perphctl top``: interactive on a terminal; piped, with ``--json`` or ``--plain``, the status repeatedly."""
+"""``perphctl top``: interactive on a terminal; else, or with ``--json`` or ``--plain``, the status repeatedly."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 
@@ -40,8 +41,8 @@ def run(out: Out, interval_s: float, count: int | None, as_text: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """True if standard input and output are a terminal."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    """True if standard input and output are a terminal that can draw a screen."""
+    return os.environ.get("TERM", "dumb") not in ("", "dumb") and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _print(out: Out, interval_s: float, count: int | None) -> None:

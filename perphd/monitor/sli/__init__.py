@@ -4,7 +4,7 @@ Each source has a module. Its dependencies are imported when a source is opened,
 """
 
 from perphd.monitor.sli.open import open_source
-from perphd.monitor.sli.options import OPTIONS, Option, measured_percentiles, validate_options
+from perphd.monitor.sli.options import OPTIONS, Option, measured_percentiles, plain_value, validate_options
 from perphd.monitor.sli.push import PushSource
 from perphd.monitor.sli.reading import PUSHED_FIELDS, SLI_FIELDS, NotedSource, SliReading, SliSource, told
 
@@ -19,6 +19,7 @@ __all__ = [
     "SliSource",
     "measured_percentiles",
     "open_source",
+    "plain_value",
     "told",
     "validate_options",
 ]

@@ -283,6 +283,15 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
     return SliSpec(source, tuple(sorted(options.items())))
 
 
+def plain_value(source: str, key: str, text: str) -> str | int | float:
+    """The option's value as a file has it: a number where the option is one and the number is written like the text."""
+    accepts = next((option.accepts for option in OPTIONS.get(source, ()) if option.key == key), None)
+    if accepts not in (_is_port, _is_seconds):
+        return text
+    value = int(text) if text.isdecimal() else float(text)
+    return value if str(value) == text else text
+
+
 def ports_of(text: str) -> tuple[int, ...]:
     """The ports in the text of the option ``ports``; empty for an empty text."""
     return tuple(int(word) for word in text.split(",")) if text else ()
