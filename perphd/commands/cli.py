@@ -217,8 +217,10 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     survives restarts as well.
     """
     if wanted is not None:
+        from perphd.commands.render_status import mode_lines
+
         answer = out.client.send("PUT", "mode", {"mode": wanted, "workload": workload})
-        out.say(answer, *_mode_answer(answer))
+        out.say(answer, *mode_lines(answer))
         return
     data = out.client.get("status")
     modes = {item["spec"]["name"]: item["mode"] for item in data["workloads"]}
@@ -443,17 +445,6 @@ def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
     found = [item for item in list_cgroups(fs, hierarchies, limit) if everything or item.populated]
     rows = rows_of(found, {} if root else usage(fs, hierarchies))
     out.show({"cgroups": rows}, lambda: group_parts(rows))
-
-
-def _mode_answer(answer: dict[str, Any]) -> list[str]:
-    wanted, configured = answer["mode"], answer["configured_mode"]
-    who = answer["workload"] or "all workloads"
-    same = answer["workload"] is None and wanted == configured
-    lasts = "as configured" if same else f"until perphd restarts (the configuration says {configured})"
-    said = [f"{who}: {wanted}, {lasts}"]
-    if answer["paused"] and wanted == "enforce":
-        said.append("A pause is in force, so nothing is written until it ends: perphctl resume")
-    return said
 
 
 def _host_of_daemon(out: Out, config_path: str) -> tuple[RealFs, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from perphd.commands.render_host import group_name, host_lines
 from perphd.commands.render_jobs import queue_lines
@@ -429,3 +429,15 @@ def needs_lines(status: AgentStatus) -> list[Cell]:
         lines.append(Styled(f"The change window is closed ({status.window}).", "yellow"))
     lines += [Styled(f"! {note}", "yellow") for note in (*status.problems, *limited_notes(status.workloads))]
     return lines
+
+
+def mode_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Lines that name the mode in force and how long it lasts. ``answer``: the daemon's answer to the change."""
+    wanted, configured = answer["mode"], answer["configured_mode"]
+    who = answer["workload"] or "all workloads"
+    same = answer["workload"] is None and wanted == configured
+    lasts = "as configured" if same else f"until perphd restarts (the configuration says {configured})"
+    said = [f"{who}: {wanted}, {lasts}"]
+    if answer["paused"] and wanted == "enforce":
+        said.append("A pause is in force, so nothing is written until it ends: perphctl resume")
+    return said

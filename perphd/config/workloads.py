@@ -430,8 +430,7 @@ def forget_runtime(state_dir: str, name: str) -> bool:
 
 def to_table(spec: WorkloadSpec) -> dict[str, Any]:
     """The table that reads back as this workload: keys as in a file, default values omitted."""
-    table: dict[str, Any] = {}
-    tuning: dict[str, Any] = {}
+    table, tuning = dict[str, Any](), dict[str, Any]()
     for key in keys_of(WORKLOAD_TABLES[spec.kind]):
         owner = spec.objective if hasattr(spec.objective, key.field) else spec
         value = getattr(owner, key.field)
@@ -449,8 +448,7 @@ def to_toml(spec: WorkloadSpec) -> str:
     table = to_table(spec)
     subtables = {name: table.pop(name) for name in ("sli", TUNING) if name in table}
     if spec.sli is not None:
-        source = spec.sli.source
-        subtables["sli"] = {key: plain_value(source, key, text) for key, text in subtables["sli"].items()}
+        subtables["sli"] = {k: plain_value(spec.sli.source, k, v) for k, v in subtables["sli"].items()}
     lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
     for title, subtable in subtables.items():
         lines.append(f"[{spec.kind}.{title}]")

@@ -74,16 +74,14 @@ class Target:
     @property
     def is_provisional(self) -> bool:
         """True if the reference was learned while undeclared work or the hypervisor filled the host."""
-        bands = (self.work_band, self.delay_band)
-        return any(band is not None and band.provisional for band in bands)
+        return any(band is not None and band.provisional for band in (self.work_band, self.delay_band))
 
     @property
     def has_provisional_value(self) -> bool:
         """True if a target value follows from a provisional reference. Stated values do not."""
-        of_work = available(self.work) and not self.is_stated[0]
-        of_delay = available(self.delay) and not self.is_stated[1]
-        bands = (self.work_band if of_work else None, self.delay_band if of_delay else None)
-        return any(band is not None and band.provisional for band in bands)
+        values, bands = (self.work, self.delay), (self.work_band, self.delay_band)
+        each = zip(values, bands, self.is_stated, strict=True)
+        return any(b is not None and b.provisional and available(v) and not said for v, b, said in each)
 
     @property
     def reach(self) -> float:
@@ -216,11 +214,9 @@ def judge(
     state, counted, slow = _with_channels(state, seen.channels), seen.counted, seen.slow
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
-        # A gap (a late sample, a silent application) is likely exactly when the LRA suffers, so keep the
-        # evidence. A new or missing cgroup starts over.
-        gap = sample.has(Quality.SLI_MISSING, Quality.LATE) and not sample.has(
-            Quality.GONE, Quality.RESTARTED
-        )
+        # A gap is likely exactly when the LRA suffers, so keep the evidence. A new or missing cgroup starts over.
+        anew = sample.has(Quality.GONE, Quality.RESTARTED)
+        gap = sample.has(Quality.SLI_MISSING, Quality.LATE) and not anew
         return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
@@ -296,13 +292,10 @@ def judge(
         # The shift is over: the target is met again.
         new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
     lasts = severe or new.below >= MILD_FACTOR * settings.confirm_ticks
-    proven = (accused and (new.severe > 0 or new.below >= settings.confirm_ticks)) or (
-        lasts and bool(weighed.moved)
-    )
+    proven = accused and (new.severe > 0 or new.below >= settings.confirm_ticks)
+    proven = proven or (lasts and bool(weighed.moved))
     proven = proven or seen.score < 1.0  # the channels have already tested significance
-    stated = any(
-        said and score < 1.0 for said, score in zip(target.is_stated, (work_score, delay_score), strict=True)
-    )
+    stated = (target.is_stated[0] and work_score < 1.0) or (target.is_stated[1] and delay_score < 1.0)
     proven = proven or (stated and new.below_s >= LASTING_S)
     confirmed = below and (proven or (blatant and weighed.is_single and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
