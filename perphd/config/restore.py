@@ -14,7 +14,7 @@ from perphd.domain.errors import ConfigError
 from perphd.isolation.instances import InstanceRegister
 
 STATE_DIR_REMEDY: Final = "use --state-dir to set it"
-"""What to do about a guessed state directory, in commands with this option."""
+"""Advice about a guessed state directory, for commands that have this option."""
 CONFIG_REMEDY: Final = "use --config to name the daemon's file"
 """The same in commands that have only ``--config``."""
 _SIMULATED: Final = "simulated"

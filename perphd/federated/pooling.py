@@ -258,7 +258,7 @@ def _quantile(sorted_values: Floats, above: Floats, level: float) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Dating:
-    """What the dates of other hosts' documents say about clocks.
+    """Result of comparing the dates of other hosts' documents with this host's clock.
 
     ``ahead``: hosts whose documents are dated in the future, each with the reason why its document does not count.
     ``why_wait``: why this host's own clock is in doubt, so that it must not judge by dates; empty if it is not.

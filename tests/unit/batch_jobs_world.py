@@ -71,7 +71,7 @@ class Jobs:
 
     @property
     def confined(self) -> set[str]:
-        """Who is kept to the least cache in truth."""
+        """Jobs that really have the smallest cache mask."""
         masks = {n: s.llc_masks for n, s in self.in_force.items() if n != "db"}
         return {
             n for n, m in masks.items() if m is not KEEP and m[0][1].bit_count() == self.host.min_cbm_bits

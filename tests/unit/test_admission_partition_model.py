@@ -1,4 +1,4 @@
-"""What numbers of own cores bring an LRA: its model's prediction, the queue estimate as its prior, and experience."""
+"""Value of own cores to an LRA: its model's prediction, with the queue estimate as prior, and experience."""
 
 from __future__ import annotations
 

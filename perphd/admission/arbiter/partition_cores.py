@@ -217,7 +217,7 @@ class SharedCores:
         return scores
 
     def predictions(self, look: Look, counts: Sequence[int]) -> tuple[Prediction | None, ...]:
-        """What the LRA's model itself predicts for these numbers of own cores; None while it cannot."""
+        """The model's own prediction for these numbers of own cores; None while it has none."""
         found = self.models.predictions(look, counts) if self.models is not None else ()
         return found or (None,) * len(counts)
 
