@@ -160,13 +160,16 @@ def tables(report: Report) -> list[Part]:
     ]
     if acted:
         parts.append(table("How often and why", ("LRA", "", "ACTION", "CAUSE", "TIMES"), acted, right=(4,)))
+    return [*parts, *_reviews(report)]
+
+
+def _reviews(report: Report) -> list[Part]:
+    """The outcomes of reviewed changes; nothing if there are none."""
     judged = [
         (lra.lra, str(lra.kept), str(lra.rolled_back)) for lra in report.lras if lra.kept or lra.rolled_back
     ]
-    if judged:
-        title = "Changes at their review (other rollbacks are only listed above)"
-        parts.append(table(title, ("LRA", "STOOD", "ROLLED BACK"), judged, right=(1, 2)))
-    return parts
+    title = "Changes at their review (other rollbacks are only listed above)"
+    return [table(title, ("LRA", "STOOD", "ROLLED BACK"), judged, right=(1, 2))] if judged else []
 
 
 def html(report: Report, sizes: Sequence[SizeRow] = ()) -> str:
@@ -180,7 +183,7 @@ def html(report: Report, sizes: Sequence[SizeRow] = ()) -> str:
         for mode, action, cause, count in lra.acted
     ]
     blocks += [html_page.heading("How often and why"), svg.bars(acted)]
-    blocks.append(html_page.tables(tables(report)[3:]))
+    blocks.append(html_page.tables(_reviews(report)))
     blocks.append(html_page.tables(size_tables(sizes)))
     return html_page.page(
         f"perphd report, {_time(report.since_s)} to {_time(report.until_s)}", verdict(report), blocks

@@ -309,6 +309,15 @@ def test_no_heading_is_broken_on_80_columns(tmp_path: Path) -> None:
             assert re.search(r" +".join(filter(None, map(re.escape, part.columns))), shown), (part, shown)
 
 
+def test_html_has_reviews_also_where_no_decision_acted(tmp_path: Path) -> None:
+    """As in a window that begins between a change and its review."""
+    report = summarise(read_history(store_of(tmp_path / "s.db", Mode.ENFORCE, lambda s: 5.0), 1e6))
+    lras = tuple(replace(lra, acted=(), kept=1, rolled_back=2) for lra in report.lras)
+    page = html(replace(report, lras=lras))
+    assert "Changes at their review" in page
+    assert "Batch, all together" in page
+
+
 def test_html_escapes_names(tmp_path: Path) -> None:
     history = read_history(store_of(tmp_path / "s.db", Mode.OBSERVE, lambda s: 5.0), 1e6)
     windows = dict(history.windows)
