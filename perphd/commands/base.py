@@ -76,7 +76,12 @@ class Out:
         """Print sentences that are not part of the answer to standard error (in JSON they are part of the answer)."""
         if not self.as_json:
             for sentence in sentences:
-                click.echo(f"perphctl: warning: {sentence}", err=True)
+                warn(sentence)
+
+
+def warn(sentence: str) -> None:
+    """Print a warning to standard error."""
+    click.echo(f"perphctl: warning: {sentence}", err=True)
 
 
 def command(group: click.Group, name: str | None = None) -> Callable[[Callable[..., None]], click.Command]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perphd.commands.base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Out, command
+from perphd.commands.base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Out, command, warn
 from perphd.commands.number import Number
 from perphd.control.client import NotPermitted, Unreachable
 from perphd.domain.errors import PerphError
@@ -234,9 +234,6 @@ def _refuse_while_enforcing(out: Out) -> None:
 
 def _place(config_path: str) -> tuple[str, str]:
     from perphd.config.restore import CONFIG_REMEDY, for_restore
-
-    def warn(words: str) -> None:
-        click.echo(f"perphctl: warning: {words}", err=True)
 
     place = for_restore(config_path, warn, remedy=CONFIG_REMEDY)
     return place.state_dirs[0], place.root

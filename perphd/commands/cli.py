@@ -12,7 +12,7 @@ import click
 
 from perphd import __version__
 from perphd.commands.admission import add_admission_commands
-from perphd.commands.base import EXIT_CODES, EXIT_FAILED, Out, command, fail
+from perphd.commands.base import EXIT_CODES, EXIT_FAILED, Out, command, fail, warn
 from perphd.commands.calibrate import add_calibrate_command
 from perphd.commands.cluster import add_cluster_command
 from perphd.commands.history import add_history_commands
@@ -301,7 +301,7 @@ def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, con
         from perphd.host.fs import RealFs
         from perphd.isolation.restore import restore_each
 
-        place = for_restore(config_path, _warn)
+        place = for_restore(config_path, warn)
         if (said := place.nothing_to_do()) and not state_dir:
             out.say(encode(RestoreReport()), said)
             return
@@ -473,11 +473,7 @@ def _without_state_dir(config_path: str) -> RestorePlace:
     """The places that the configuration names, for a command without ``--state-dir``."""
     from perphd.config.restore import CONFIG_REMEDY, for_restore
 
-    return for_restore(config_path, _warn, remedy=CONFIG_REMEDY)
-
-
-def _warn(words: str) -> None:
-    click.echo(f"perphctl: warning: {words}", err=True)
+    return for_restore(config_path, warn, remedy=CONFIG_REMEDY)
 
 
 def _toml(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perphd.commands.base import Out, command
+from perphd.commands.base import Out, command, warn
 from perphd.domain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _load(main: Path) -> None:
 
     loaded, fs = load(main), RealFs()
     for warning in (*loaded.warnings, *check_against_host(loaded, fs, discover(fs))):
-        click.echo(f"perphctl: warning: {warning}", err=True)
+        warn(warning)
 
 
 def _agreed(target: Path, passwords: dict[str, str]) -> bool:

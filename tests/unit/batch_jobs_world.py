@@ -22,7 +22,7 @@ WAYS = 11
 Truth = Callable[[str, frozenset[str]], float]
 """Millions of instructions per second of a job while these are kept to the least cache."""
 ByCores = Callable[[str, Mapping[str, int]], float]
-"""Factor on a job's rate while the jobs may run on so many cores."""
+"""Factor on a job's rate, by the number of cores on which the jobs may run."""
 
 
 def streams(name: str, confined: frozenset[str]) -> float:

@@ -361,7 +361,7 @@ async def test_silver_never_gets_more_cpus_than_its_operator_gave_it(
         assert (await executor.apply(executor.plan(wanted, specs))).ok
         assert kernel.texts()[file].strip() == had
         refused = [each.reason for each in executor.not_enforceable("web") if each.knob == "cpus"]
-        assert bool(refused) == (pinned == "0-1"), "what cannot be done is said"
+        assert bool(refused) == (pinned == "0-1"), "a refusal has a reason"
         wider = {**wanted, "web": replace(wanted["web"], cpus=everybody)}  # gold has left
         assert (await executor.apply(executor.plan(wider, specs))).ok
         assert kernel.texts()[file].strip() == pinned
